@@ -1,0 +1,41 @@
+"""Typed errors: each class says what the failure means to the caller.
+
+`rpc/errors.py` maps them to gRPC status codes in one table. The loader raises
+`loader.errors.CheckpointError`, which the engine passes through unchanged.
+"""
+
+
+class EngineError(Exception):
+    """Base of every error the engine raises on purpose."""
+
+
+class ConfigError(EngineError):
+    """A setting, or a combination of settings, that cannot work. Raised at start."""
+
+
+class InvalidRequest(EngineError):
+    """The request can never be served as written.
+
+    Attributes:
+        field: name of the offending request or sampling field.
+    """
+
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(f"{field}: {reason}")
+        self.field = field
+
+
+class OverCapacity(EngineError):
+    """The queue is full; the same request may succeed later."""
+
+
+class EngineStopped(EngineError):
+    """The engine is draining or stopped and takes no more work."""
+
+
+class RequestFault(EngineError):
+    """Serving one request failed inside the engine; other requests go on."""
+
+
+class DeviceFault(EngineError):
+    """The device failed; every request in flight fails with it."""

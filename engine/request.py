@@ -1,0 +1,184 @@
+"""What a caller asks for and what it gets: SamplingParams, outputs, and their validation.
+
+`SamplingParams` has vLLM's field names and defaults. Everything a bad value could break is
+refused here, by field name, before anything is queued. The scheduler's own mutable view of a
+request is `engine/sequence.py`.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from engine.errors import InvalidRequest
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+MAX_SEED = (1 << 63) - 1
+MAX_STOP_STRINGS = 64
+MAX_STOP_CHARS = 1024
+MAX_STOP_TOKEN_IDS = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How to pick tokens and when to stop. Raises InvalidRequest naming the field.
+
+    Attributes:
+        temperature: 0 is greedy.
+        top_p: keep the smallest set of tokens whose mass reaches it; 1 is off.
+        top_k: keep the k most likely; 0 and -1 are off, above the vocabulary is off.
+        min_p: keep tokens at least this share as likely as the most likely; 0 is off.
+        seed: 0 .. 2**63-1; None draws one.
+        stop: strings that end the output; the output ends just before one.
+        stop_token_ids: ids that end the output, also under `ignore_eos`.
+        include_stop_str_in_output: keep the stop string in the text.
+        ignore_eos: the model's own end ids do not stop.
+        max_tokens: most tokens to produce; None is as many as fit; 0 computes the prompt only.
+        min_tokens: no end id is sampled before this many tokens.
+        logprobs: report the sampled token's log-probability and this many alternatives.
+        prompt_logprobs: the same for the prompt's tokens.
+        skip_special_tokens: leave special tokens out of the text.
+        detokenize: produce text at all; without a tokenizer there is none anyway.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: str | Sequence[str] | None = None
+    stop_token_ids: Sequence[int] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+    detokenize: bool = True
+
+    def __post_init__(self) -> None:
+        stop = () if self.stop is None else (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        object.__setattr__(self, "stop", tuple(dict.fromkeys(stop)))
+        object.__setattr__(self, "stop_token_ids", tuple(dict.fromkeys(self.stop_token_ids or ())))
+        self._check_numbers()
+        self._check_stops()
+
+    def _check_numbers(self) -> None:
+        _check_float("temperature", self.temperature, 0.0, math.inf)
+        _check_float("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _check_float("min_p", self.min_p, 0.0, 1.0)
+        _check_int("top_k", self.top_k, -1, None)
+        _check_int("seed", self.seed, 0, MAX_SEED)
+        _check_int("max_tokens", self.max_tokens, 0, None)
+        _check_int("min_tokens", self.min_tokens, 0, None)
+        _check_int("logprobs", self.logprobs, 0, None)
+        _check_int("prompt_logprobs", self.prompt_logprobs, 0, None)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequest("min_tokens", f"{self.min_tokens} is above max_tokens {self.max_tokens}")
+
+    def _check_stops(self) -> None:
+        if len(self.stop_strings) > MAX_STOP_STRINGS:
+            raise InvalidRequest("stop", f"{len(self.stop_strings)} strings, at most {MAX_STOP_STRINGS} are allowed")
+        for s in self.stop_strings:
+            if not isinstance(s, str) or not 1 <= len(s) <= MAX_STOP_CHARS:
+                raise InvalidRequest("stop", f"each must be a string of 1 to {MAX_STOP_CHARS} characters")
+        if len(self.stop_ids) > MAX_STOP_TOKEN_IDS:
+            raise InvalidRequest("stop_token_ids", f"{len(self.stop_ids)} ids, at most {MAX_STOP_TOKEN_IDS} are allowed")
+        for i in self.stop_ids:
+            _check_int("stop_token_ids", i, 0, None)
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """`stop`, normalised."""
+        return self.stop  # type: ignore[return-value]
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """`stop_token_ids`, normalised."""
+        return self.stop_token_ids  # type: ignore[return-value]
+
+
+def _check_float(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
+    ok = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not ok or not low <= float(value) <= high or (open_low and value == low):  # type: ignore[arg-type]
+        bounds = f"{'(' if open_low else '['}{low:g}, {high:g}{')' if math.isinf(high) else ']'}"
+        raise InvalidRequest(name, f"{value!r} is out of range, must be in {bounds}")
+
+
+def _check_int(name: str, value: object, low: int, high: int | None) -> None:
+    if value is None:
+        return
+    ok = isinstance(value, int) and not isinstance(value, bool)
+    if not ok or value < low or (high is not None and value > high):  # type: ignore[operator]
+        limits = f"at least {low}" if high is None else f"between {low} and {high}"
+        raise InvalidRequest(name, f"{value!r} is out of range, must be {limits}")
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """Log-probability of one token under the raw logits.
+
+    Attributes:
+        rank: 1 is the most likely.
+        decoded_token: its text, None without a tokenizer.
+    """
+
+    logprob: float
+    rank: int
+    decoded_token: str | None = None
+
+
+TokenLogprobMap = dict[int, Logprob]
+"""One position: the token in question first, then the alternatives asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one choice gained since the last message; deltas of one choice concatenate.
+
+    Attributes:
+        index: the choice.
+        text: new text, "" when it is held back or there is no tokenizer.
+        token_ids: new ids; an id may come before its text.
+        logprobs: one map per new id, when asked for.
+        finish_reason: set on the last delta of the choice.
+        stop_reason: the stop string or stop id that ended it, None for the model's end id.
+        prompt_logprobs: on the first delta when asked for; None at the first position.
+        num_cached_tokens: prompt tokens served from the prefix cache, known on the first delta.
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobMap, ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    prompt_logprobs: tuple[TokenLogprobMap | None, ...] | None = None
+    num_cached_tokens: int = 0
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One finished choice of a request."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobMap] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A finished request, as the offline API returns it."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    prompt_logprobs: list[TokenLogprobMap | None] | None
+    outputs: list[CompletionOutput]
+    num_cached_tokens: int = 0
+    finished: bool = True
