@@ -1,0 +1,194 @@
+"""KVManager: block tables of sequences, over one pool and one prefix index per KV group.
+
+A sequence's references are a lease: `begin` and `grow` add to it, `detach` ends it, and what
+`detach` returns goes to `release`, at once or through the fence. A block enters the index only
+when its contents are computed and settled; hits are whole blocks. Read next: `engine/scheduler.py`.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from engine.kv.groups import KVGroup
+from engine.kv.pool import BlockPool
+from engine.kv.prefix import Entry, Parent, PrefixIndex, token_key
+
+
+@dataclass(slots=True)
+class BlockTable:
+    """The blocks of one sequence in one group.
+
+    Attributes:
+        blocks: block of each page, in order of position.
+        num_sent: leading entries that the device knows.
+        num_indexed: leading blocks whose contents are in the prefix index.
+        parent: uid of the last indexed block, or the root.
+    """
+
+    parent: Parent
+    blocks: list[int] = field(default_factory=list)
+    num_sent: int = 0
+    num_indexed: int = 0
+
+
+Lease = tuple[tuple[int, ...], ...]
+"""Blocks per group whose references somebody must release."""
+
+
+class KVManager:
+    """Gives blocks to sequences. Counts are per group; every group's pool has the same size."""
+
+    def __init__(
+        self, groups: Sequence[KVGroup], num_blocks: int, block_size: int, *, enable_prefix_caching: bool
+    ) -> None:
+        self.groups = tuple(groups)
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.enable_prefix_caching = enable_prefix_caching
+        self._pools = [BlockPool(num_blocks) for _ in self.groups]
+        self._indexes = [PrefixIndex() for _ in self.groups]
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that could be taken now, in the scarcest group."""
+        return min(pool.num_available for pool in self._pools)
+
+    @property
+    def usage(self) -> float:
+        """Share of the blocks in use, in the fullest group."""
+        return 1.0 - self.num_available / self.num_blocks
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold `num_tokens`."""
+        return -(-num_tokens // self.block_size)
+
+    def match(self, token_ids: Sequence[int], root: str) -> list[list[Entry]]:
+        """Longest run of cached blocks that begin `token_ids`, equally long in every group.
+
+        At least the last token is left to compute, so 16 tokens match nothing and 17 match 16.
+        """
+        limit = (len(token_ids) - 1) // self.block_size if self.enable_prefix_caching else 0
+        keys: list[bytes] = []
+        runs: list[list[Entry]] = []
+        for index in self._indexes:
+            run: list[Entry] = []
+            parent: Parent = root
+            while len(run) < limit:
+                if len(keys) == len(run):
+                    start = len(run) * self.block_size
+                    keys.append(token_key(token_ids[start : start + self.block_size]))
+                entry = index.find(parent, keys[len(run)])
+                if entry is None:
+                    break
+                run.append(entry)
+                parent = entry.uid
+            limit = len(run)
+            runs.append(run)
+        return [run[:limit] for run in runs]
+
+    def begin(self, runs: list[list[Entry]], num_tokens: int, root: str) -> list[BlockTable] | None:
+        """Tables that share the matched `runs` and have room for `num_tokens`; None if it does not fit."""
+        needed = self.blocks_for(num_tokens)
+        for pool, run in zip(self._pools, runs, strict=True):
+            revived = sum(pool.refs(entry.block) == 0 for entry in run)
+            if needed - len(run) > pool.num_available - revived:
+                return None
+        tables = []
+        for pool, run in zip(self._pools, runs, strict=True):
+            for entry in run:
+                pool.share(entry.block)
+            parent = run[-1].uid if run else root
+            tables.append(BlockTable(parent, [entry.block for entry in run], num_indexed=len(run)))
+        self.grow(tables, num_tokens)
+        return tables
+
+    def grow(self, tables: list[BlockTable], num_tokens: int) -> bool:
+        """Extend every table to hold `num_tokens`; False, with nothing changed, if it does not fit."""
+        needed = self.blocks_for(num_tokens)
+        for pool, table in zip(self._pools, tables, strict=True):
+            if needed - len(table.blocks) > pool.num_available:
+                return False
+        for pool, index, table in zip(self._pools, self._indexes, tables, strict=True):
+            while len(table.blocks) < needed:
+                table.blocks.append(_take(pool, index))
+        return True
+
+    def index(self, tables: list[BlockTable], token_ids: Sequence[int], num_computed: int) -> Lease | None:
+        """Name the full blocks among the first `num_computed` tokens.
+
+        A duplicate of contents already named adopts the existing block; the lease returned holds
+        the blocks given up that way, which a step in flight may still read.
+        """
+        num_full = num_computed // self.block_size if self.enable_prefix_caching else 0
+        if all(table.num_indexed >= num_full for table in tables):
+            return None
+        given_up: list[list[int]] = [[] for _ in tables]
+        for g, table in enumerate(tables):
+            while table.num_indexed < num_full:
+                start = table.num_indexed * self.block_size
+                tokens = token_key(token_ids[start : start + self.block_size])
+                self._index_next(g, table, tokens, given_up[g])
+        return tuple(map(tuple, given_up)) if any(given_up) else None
+
+    def _index_next(self, g: int, table: BlockTable, tokens: bytes, given_up: list[int]) -> None:
+        page = table.num_indexed
+        own = table.blocks[page]
+        entry = self._indexes[g].find(table.parent, tokens)
+        if entry is None:
+            entry = self._indexes[g].insert(table.parent, tokens, own)
+            self._pools[g].mark_cached(own, True)
+        elif entry.block != own:
+            self._pools[g].share(entry.block)
+            table.blocks[page] = entry.block
+            table.num_sent = min(table.num_sent, page)
+            given_up.append(own)
+        table.parent = entry.uid
+        table.num_indexed += 1
+
+    def detach(self, tables: list[BlockTable]) -> Lease:
+        """End the tables' lease; the caller passes the result to `release`, once."""
+        lease = tuple(tuple(table.blocks) for table in tables)
+        for table in tables:
+            table.blocks = []
+        return lease
+
+    def release(self, lease: Lease) -> None:
+        """Drop the references of a lease, the tail first, so that the head lives longest."""
+        for pool, blocks in zip(self._pools, lease, strict=True):
+            for block in reversed(blocks):
+                pool.give(block)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all contents. Blocks in use stay with their holders and are not found any more."""
+        for pool, index in zip(self._pools, self._indexes, strict=True):
+            for block in index.blocks():
+                index.evict(block)
+                pool.mark_cached(block, False)
+
+    def audit(self, holders: Iterable[Lease]) -> list[str]:
+        """Check every count against the leases that exist; returns what is wrong, [] if nothing."""
+        leases = list(holders)
+        problems = []
+        for g, (pool, index) in enumerate(zip(self._pools, self._indexes, strict=True)):
+            held = [0] * self.num_blocks
+            for lease in leases:
+                for block in lease[g]:
+                    held[block] += 1
+            problems += [
+                f"group {g}: block {block} has {pool.refs(block)} references, {n} holders"
+                for block, n in enumerate(held)
+                if pool.refs(block) != n
+            ]
+            if sorted(index.blocks()) != [b for b in range(self.num_blocks) if pool.is_cached(b)]:
+                problems.append(f"group {g}: the index and the pool disagree on what is cached")
+            if pool.num_free + pool.num_used + pool.num_cached != self.num_blocks:
+                problems.append(f"group {g}: free {pool.num_free} + used {pool.num_used} + cached {pool.num_cached}")
+            if sorted(pool.available()) != [b for b, n in enumerate(held) if n == 0]:
+                problems.append(f"group {g}: the free list does not hold the blocks without holders")
+        return problems
+
+
+def _take(pool: BlockPool, index: PrefixIndex) -> int:
+    block = pool.front()
+    if pool.is_cached(block):
+        index.evict(block)
+    return pool.take()

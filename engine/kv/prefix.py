@@ -1,0 +1,59 @@
+"""PrefixIndex: which block holds the keys and values of which tokens.
+
+A radix tree at block granularity, kept as one dict from (parent, token bytes) to block: an exact
+match, so there is no hash to collide. The parent is the *uid* of the block before, or for a first
+block the root, a string that isolates tenants and salts. A uid names contents and is never used
+twice, so that a recycled block can't make a false hit. Read next: `engine/kv/manager.py`.
+"""
+
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple
+
+Parent = int | str
+
+
+class Entry(NamedTuple):
+    """A block in the index and the uid of its contents."""
+
+    block: int
+    uid: int
+
+
+def token_key(token_ids: Sequence[int]) -> bytes:
+    """The tokens of one block as the bytes the index is keyed by."""
+    return array("i", token_ids).tobytes()
+
+
+class PrefixIndex:
+    """Maps block contents to blocks; holds no references and no token lists."""
+
+    def __init__(self) -> None:
+        self._entries: dict[tuple[Parent, bytes], Entry] = {}
+        self._keys: dict[int, tuple[Parent, bytes]] = {}
+        self._last_uid = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def find(self, parent: Parent, tokens: bytes) -> Entry | None:
+        """The entry holding `tokens` after `parent`."""
+        return self._entries.get((parent, tokens))
+
+    def insert(self, parent: Parent, tokens: bytes, block: int) -> Entry:
+        """Name the contents of `block`. The key must be absent and the block unnamed."""
+        key = (parent, tokens)
+        if key in self._entries or block in self._keys:
+            raise ValueError(f"block {block} or its contents are in the index already")
+        self._last_uid += 1
+        entry = self._entries[key] = Entry(block, self._last_uid)
+        self._keys[block] = key
+        return entry
+
+    def evict(self, block: int) -> None:
+        """Forget the contents of `block`, which must be in the index."""
+        del self._entries[self._keys.pop(block)]
+
+    def blocks(self) -> list[int]:
+        """The blocks in the index."""
+        return list(self._keys)

@@ -1,0 +1,134 @@
+"""Sequence: one choice of a request as the scheduler sees it.
+
+Two bases of truth per sequence: *scheduled*, what was launched, and *computed*, what has settled.
+Tokens sampled by a step that has not settled are placeholders: they count as known, so that the
+next step can be launched before the host has seen them.
+
+    token_ids          settled ids, the prompt's first
+    known              len(token_ids) + num_placeholders
+    num_scheduled      tokens whose keys and values were launched; <= known
+    num_computed       the settled part of num_scheduled
+
+The loop's task owns it; only `engine/scheduler.py` changes it.
+"""
+
+from enum import Enum, auto
+
+from engine.kv.manager import BlockTable
+from engine.plan import RowState
+from engine.request import FinishReason, SamplingParams
+
+
+class Status(Enum):
+    """WAITING -> RUNNING -> FINISHED; preemption goes back to WAITING."""
+
+    WAITING = auto()
+    RUNNING = auto()
+    FINISHED = auto()
+
+
+class Sequence:
+    """State of one choice."""
+
+    __slots__ = (
+        "arrival",
+        "cache_root",
+        "end_ids",
+        "epoch",
+        "in_flight",
+        "index",
+        "max_output",
+        "num_cached_tokens",
+        "num_computed",
+        "num_passed_over",
+        "num_placeholders",
+        "num_prompt_logprobs_launched",
+        "num_scheduled",
+        "params",
+        "prompt_len",
+        "protected",
+        "request_id",
+        "row",
+        "seed",
+        "status",
+        "tables",
+        "token_ids",
+    )
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        max_output: int,
+        seed: int,
+        eos_token_ids: tuple[int, ...] = (),
+        index: int = 0,
+    ) -> None:
+        self.request_id = request_id
+        self.index = index
+        self.params = params
+        self.prompt_len = len(prompt_token_ids)
+        self.token_ids = list(prompt_token_ids)
+        self.max_output = max_output
+        self.seed = seed
+        self.end_ids = frozenset(() if params.ignore_eos else eos_token_ids)
+        self.cache_root = ""
+        self.arrival = 0
+        self.status = Status.WAITING
+        self.row = -1
+        self.tables: list[BlockTable] = []
+        self.epoch = 0
+        self.in_flight = 0
+        self.num_scheduled = 0
+        self.num_computed = 0
+        self.num_placeholders = 0
+        self.num_cached_tokens = 0
+        self.num_passed_over = 0
+        self.num_prompt_logprobs_launched = 0
+        self.protected = False
+
+    @property
+    def known(self) -> int:
+        """Tokens that exist, seen by the host or not."""
+        return len(self.token_ids) + self.num_placeholders
+
+    @property
+    def num_output(self) -> int:
+        """Settled output tokens."""
+        return len(self.token_ids) - self.prompt_len
+
+    @property
+    def pending(self) -> int:
+        """Tokens that could be computed now. The last token wanted is never computed."""
+        if self.max_output and self.known - self.prompt_len >= self.max_output:
+            return 0
+        return self.known - self.num_scheduled
+
+    def row_state(self) -> RowState:
+        """What the device needs to sample for this sequence."""
+        p = self.params
+        return RowState(
+            row=self.row,
+            temperature=p.temperature,
+            top_k=max(p.top_k, 0),
+            top_p=p.top_p,
+            min_p=p.min_p,
+            seed=self.seed,
+            choice=self.index,
+            banned_ids=tuple(sorted(self.end_ids.union(p.stop_ids))) if p.min_tokens else (),
+            min_position=self.prompt_len + p.min_tokens,
+            num_logprobs=-1 if p.logprobs is None else p.logprobs,
+            num_prompt_logprobs=-1 if p.prompt_logprobs is None else p.prompt_logprobs,
+        )
+
+    def end_of(self, token_id: int) -> tuple[FinishReason, int | None] | None:
+        """Finish reason and stop reason if `token_id`, just appended, ends the sequence."""
+        if token_id in self.end_ids:
+            return "stop", None
+        if token_id in self.params.stop_ids:
+            return "stop", token_id
+        if self.num_output >= self.max_output:
+            return "length", None
+        return None
