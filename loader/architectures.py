@@ -1,0 +1,195 @@
+"""config.json -> DecoderConfig: a table of architectures, and a refusal of everything it does not cover.
+
+A field is either read here, known not to change the forward pass (`HARMLESS`), or harmless
+at the value given (`NEUTRAL`); any other field that is not null is refused by name, because a
+field the engine does not know may change the math without a sound.
+Read next: `loader/decoder.py` (the result), `loader/rope_config.py` (the rotary part).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from loader.decoder import DecoderConfig
+from loader.errors import CheckpointError
+from loader.fields import Fields
+from loader.rope_config import read_rope
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """What one name in `architectures` implies beyond its config.json.
+
+    Attributes:
+        model_type: the only value of the field `model_type`.
+        activations: values of `hidden_act` it may have.
+        defaults: transformers' value of each field that config.json may leave out.
+        neutral: architecture-specific fields, with the values at which they do nothing.
+    """
+
+    model_type: str
+    activations: tuple[str, ...]
+    defaults: Mapping[str, Any]
+    neutral: Mapping[str, tuple[Any, ...]]
+
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "LlamaForCausalLM": Architecture(
+        model_type="llama",
+        activations=("silu",),
+        defaults={
+            "hidden_act": "silu",
+            "max_position_embeddings": 2048,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": False,
+            "attention_bias": False,
+            "mlp_bias": False,
+        },
+        # SmolLM2's conversion left the last two behind.
+        neutral={"rope_interleaved": (False,), "is_llama_config": (True,)},
+    ),
+}
+
+HARMLESS = frozenset(
+    # bookkeeping
+    "_name_or_path _commit_hash _attn_implementation _attn_implementation_autoset _from_model_config transformers_version "
+    "architectures model_type auto_map tokenizer_class max_sequence_length unsloth_version unsloth_fixed "
+    # token ids; those that end a generation are read by loader/checkpoint.py
+    "bos_token_id eos_token_id pad_token_id sep_token_id unk_token_id decoder_start_token_id "
+    # training only; pretraining_tp reorders one sum, which transformers itself no longer does
+    "initializer_range attention_dropout hidden_dropout resid_pdrop embd_pdrop pretraining_tp "
+    "use_cache gradient_checkpointing finetuning_task problem_type id2label label2id num_labels task_specific_params "
+    # what a forward pass returns
+    "output_attentions output_hidden_states output_scores return_dict return_dict_in_generate torchscript "
+    "use_bfloat16 tf_legacy_loss chunk_size_feed_forward "
+    # generation defaults that old versions of transformers wrote into every config
+    "max_length min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k "
+    "top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size "
+    "bad_words_ids num_return_sequences forced_bos_token_id forced_eos_token_id remove_invalid_values "
+    "exponential_decay_length_penalty suppress_tokens begin_suppress_tokens prefix".split()
+)
+
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "is_encoder_decoder": (False,),
+    "is_decoder": (False, True),
+    "add_cross_attention": (False,),
+    "tie_encoder_decoder": (False,),
+    "pruned_heads": ({},),
+    "partial_rotary_factor": (1.0,),
+}
+
+DTYPE_NAMES = ("bfloat16", "float16", "float32")
+
+MAX_LAYERS = 4096
+
+
+def decoder_config(config: Mapping[str, Any], path: Path) -> DecoderConfig:
+    """Map config.json, found at `path`, to a decoder. Raises CheckpointError listing every problem."""
+    name, architecture = _architecture(config, path)
+    problems: list[str] = []
+    fields = Fields({**architecture.defaults, **_without_nulls(config)}, problems)
+    hidden = fields.size("hidden_size")
+    layers = fields.size("num_hidden_layers", maximum=MAX_LAYERS)
+    heads, kv_heads, head_dim = _attention(fields, hidden)
+    positions = fields.size("max_position_embeddings")
+    decoder = DecoderConfig(
+        architecture=name,
+        dtype=_dtype(fields),
+        vocab_size=fields.size("vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=fields.size("intermediate_size"),
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
+        hidden_act=_activation(fields, architecture),
+        rms_norm_eps=fields.number("rms_norm_eps"),
+        max_position_embeddings=positions,
+        tie_word_embeddings=fields.flag("tie_word_embeddings", False),
+        attention_bias=fields.flag("attention_bias", False),
+        mlp_bias=fields.flag("mlp_bias", False),
+        attention_scale=head_dim**-0.5,
+        layer_windows=_windows(fields, name, layers),
+        rope=read_rope(fields, positions, "rope_theta" in config),
+    )
+    _refuse_the_rest(fields, {**NEUTRAL, **architecture.neutral})
+    if problems:
+        raise CheckpointError(path, problems)
+    return decoder
+
+
+def _without_nulls(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in config.items() if value is not None}
+
+
+def _architecture(config: Mapping[str, Any], path: Path) -> tuple[str, Architecture]:
+    names = config.get("architectures")
+    if not isinstance(names, list) or len(names) != 1 or names[0] not in ARCHITECTURES:
+        found = names[0] if isinstance(names, list) and len(names) == 1 else names
+        raise CheckpointError(path, [f"architectures: {found!r} is not supported, expected {', '.join(ARCHITECTURES)}"])
+    architecture = ARCHITECTURES[names[0]]
+    model_type = config.get("model_type", architecture.model_type)
+    if model_type != architecture.model_type:
+        raise CheckpointError(path, [f"model_type: {model_type!r} contradicts {names[0]} ({architecture.model_type!r})"])
+    return names[0], architecture
+
+
+def _attention(fields: Fields, hidden: int) -> tuple[int, int, int]:
+    """Query heads, key-value heads and the size of a head."""
+    heads = fields.size("num_attention_heads")
+    kv_heads = fields.size("num_key_value_heads", heads)
+    if heads % kv_heads:
+        fields.problem("num_key_value_heads", f"{kv_heads} does not divide num_attention_heads {heads}")
+    if fields.get("head_dim") is None and hidden % heads:
+        fields.problem("num_attention_heads", f"{heads} does not divide hidden_size {hidden}, and head_dim is not given")
+    head_dim = fields.size("head_dim", max(hidden // heads, 1))
+    if head_dim % 2:
+        fields.problem("head_dim", f"{head_dim} is odd, rotary positions need pairs")
+    return heads, kv_heads, head_dim
+
+
+def _dtype(fields: Fields) -> str:
+    """`dtype`, or `torch_dtype` as it was called; float32 when neither is there, as in transformers."""
+    new, old = fields.get("dtype"), fields.get("torch_dtype")
+    if new is not None and old is not None and new != old:
+        fields.problem("dtype", f"{new!r} contradicts torch_dtype {old!r}")
+    dtype = new or old or "float32"
+    if dtype not in DTYPE_NAMES:
+        fields.problem("dtype", f"{dtype!r} is not supported, expected one of {', '.join(DTYPE_NAMES)}")
+    return str(dtype)
+
+
+def _activation(fields: Fields, architecture: Architecture) -> str:
+    activation = fields.get("hidden_act")
+    if activation not in architecture.activations:
+        fields.problem(
+            "hidden_act", f"{activation!r} is not supported, expected {' or '.join(architecture.activations)}"
+        )
+    return str(activation)
+
+
+def _windows(fields: Fields, name: str, layers: int) -> tuple[int | None, ...]:
+    """Full attention everywhere; a sliding window that is switched on is refused."""
+    window = fields.get("sliding_window")
+    enabled = fields.flag("use_sliding_window", True)
+    fields.get("max_window_layers")
+    if enabled and window not in (None, 0):
+        fields.problem("sliding_window", f"{window!r} is not supported for {name}, expected null")
+    layer_types = fields.get("layer_types")
+    if layer_types is not None and layer_types != ["full_attention"] * layers:
+        fields.problem("layer_types", f"expected full_attention for each of {layers} layers")
+    return (None,) * layers
+
+
+def _refuse_the_rest(fields: Fields, neutral: Mapping[str, tuple[Any, ...]]) -> None:
+    quantization = fields.get("quantization_config")
+    if quantization is not None:
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+        fields.problem("quantization_config", f"quantization {method!r} is not supported")
+    for name in fields.unused():
+        value = fields.values[name]
+        if name in HARMLESS or value in neutral.get(name, ()):
+            continue
+        fields.problem(name, f"{value!r} is not a setting this engine knows, and it may change the model's output")
