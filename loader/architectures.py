@@ -52,24 +52,34 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
 }
 
-HARMLESS = frozenset(
-    # bookkeeping
-    "_name_or_path _commit_hash _attn_implementation _attn_implementation_autoset _from_model_config transformers_version "
-    "architectures model_type auto_map tokenizer_class max_sequence_length unsloth_version unsloth_fixed "
-    # token ids; those that end a generation are read by loader/checkpoint.py
-    "bos_token_id eos_token_id pad_token_id sep_token_id unk_token_id decoder_start_token_id "
-    # training only; pretraining_tp reorders one sum, which transformers itself no longer does
-    "initializer_range attention_dropout hidden_dropout resid_pdrop embd_pdrop pretraining_tp "
-    "use_cache gradient_checkpointing finetuning_task problem_type id2label label2id num_labels task_specific_params "
-    # what a forward pass returns
-    "output_attentions output_hidden_states output_scores return_dict return_dict_in_generate torchscript "
-    "use_bfloat16 tf_legacy_loss chunk_size_feed_forward "
-    # generation defaults that old versions of transformers wrote into every config
-    "max_length min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k "
-    "top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size "
-    "bad_words_ids num_return_sequences forced_bos_token_id forced_eos_token_id remove_invalid_values "
-    "exponential_decay_length_penalty suppress_tokens begin_suppress_tokens prefix".split()
-)
+# Fields that never change the forward pass.
+_BOOKKEEPING = {
+    "_name_or_path", "_commit_hash", "_attn_implementation", "_attn_implementation_autoset", "_from_model_config",
+    "transformers_version", "architectures", "model_type", "auto_map", "tokenizer_class", "max_sequence_length",
+    "unsloth_version", "unsloth_fixed", "id2label", "label2id", "num_labels", "problem_type", "finetuning_task",
+    "task_specific_params",
+}  # fmt: skip
+_TOKEN_IDS = {
+    "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id", "decoder_start_token_id",
+}  # fmt: skip
+# pretraining_tp splits one sum in another order, which transformers itself no longer does.
+_TRAINING = {
+    "initializer_range", "attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "use_cache",
+    "gradient_checkpointing", "pretraining_tp",
+}  # fmt: skip
+_RETURN_VALUES = {
+    "output_attentions", "output_hidden_states", "output_scores", "return_dict", "return_dict_in_generate",
+    "torchscript", "use_bfloat16", "tf_legacy_loss", "chunk_size_feed_forward",
+}  # fmt: skip
+# Old versions of transformers wrote these into every config.json.
+_GENERATION = {
+    "max_length", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups", "diversity_penalty",
+    "temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty", "no_repeat_ngram_size",
+    "encoder_no_repeat_ngram_size", "bad_words_ids", "num_return_sequences", "forced_bos_token_id",
+    "forced_eos_token_id", "remove_invalid_values", "exponential_decay_length_penalty", "suppress_tokens",
+    "begin_suppress_tokens", "prefix",
+}  # fmt: skip
+HARMLESS = frozenset(_BOOKKEEPING | _TOKEN_IDS | _TRAINING | _RETURN_VALUES | _GENERATION)
 
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "is_encoder_decoder": (False,),
@@ -132,7 +142,9 @@ def _architecture(config: Mapping[str, Any], path: Path) -> tuple[str, Architect
     architecture = ARCHITECTURES[names[0]]
     model_type = config.get("model_type", architecture.model_type)
     if model_type != architecture.model_type:
-        raise CheckpointError(path, [f"model_type: {model_type!r} contradicts {names[0]} ({architecture.model_type!r})"])
+        raise CheckpointError(
+            path, [f"model_type: {model_type!r} contradicts {names[0]}, expected {architecture.model_type!r}"]
+        )
     return names[0], architecture
 
 
@@ -143,7 +155,7 @@ def _attention(fields: Fields, hidden: int) -> tuple[int, int, int]:
     if heads % kv_heads:
         fields.problem("num_key_value_heads", f"{kv_heads} does not divide num_attention_heads {heads}")
     if fields.get("head_dim") is None and hidden % heads:
-        fields.problem("num_attention_heads", f"{heads} does not divide hidden_size {hidden}, and head_dim is not given")
+        fields.problem("num_attention_heads", f"{heads} does not divide hidden_size {hidden}, and head_dim is absent")
     head_dim = fields.size("head_dim", max(hidden // heads, 1))
     if head_dim % 2:
         fields.problem("head_dim", f"{head_dim} is odd, rotary positions need pairs")

@@ -155,7 +155,7 @@ def _chat_template(path: Path, tokenizer_config: Mapping[str, Any]) -> str | Non
         named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
         template = named.get("default")
     if template is not None and not isinstance(template, str):
-        raise CheckpointError(path / TOKENIZER_CONFIG_FILE, ["chat_template: expected a string or a list of named ones"])
+        raise CheckpointError(path / TOKENIZER_CONFIG_FILE, ["chat_template: expected a string or a named list"])
     return template
 
 

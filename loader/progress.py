@@ -1,4 +1,4 @@
-"""Progress bars on stderr: bytes done, rate and time left; silent unless stderr is a terminal or asked for."""
+"""Progress bars on stderr: bytes done and their rate; silent unless stderr is a terminal or asked for."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -23,9 +23,9 @@ def byte_progress(description: str, total: int | None, show: bool | None = None)
         return
     # rich takes 60 ms to import, which a server without a terminal need not pay
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task(description, total=total)
         yield lambda count: progress.advance(task, count)

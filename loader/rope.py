@@ -50,7 +50,7 @@ def _yarn(plain: Float64Array, rope: RopeConfig, head_dim: int) -> Float64Array:
     low, high = max(low, 0), min(high, head_dim - 1)
     if low == high:
         high += 0.001
-    stretch = np.clip((np.arange(head_dim // 2) - low) / (high - low), 0.0, 1.0)
+    stretch: Float64Array = np.clip((np.arange(head_dim // 2) - low) / (high - low), 0.0, 1.0)
     return plain * (1.0 - stretch + stretch / rope.factor)
 
 

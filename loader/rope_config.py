@@ -16,10 +16,10 @@ _KEYS: Mapping[str, frozenset[str]] = {
     "default": frozenset(),
     "linear": frozenset({"factor"}),
     "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}),
+    # `finetuned` is a note that the first YaRN checkpoints carry.
     "yarn": frozenset(
-        # `finetuned` is a note that the first YaRN checkpoints carry
-        "factor original_max_position_embeddings attention_factor beta_fast beta_slow mscale mscale_all_dim truncate "
-        "finetuned".split()
+        {"factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow"}
+        | {"mscale", "mscale_all_dim", "truncate", "finetuned"}
     ),
 }
 

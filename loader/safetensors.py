@@ -15,7 +15,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeGuard
 
 import ml_dtypes
 import numpy as np
@@ -139,23 +139,24 @@ def _parse_entry(value: Any, data_bytes: int) -> TensorEntry | str:
     """The entry, or what is wrong with it."""
     if not isinstance(value, dict):
         return f"expected an object, found {value!r}"
-    dtype, shape, offsets = value.get("dtype"), value.get("shape"), value.get("data_offsets")
-    if dtype not in DTYPES:
-        return f"dtype {dtype!r} is not supported, expected one of {', '.join(DTYPES)}"
+    name, shape, offsets = value.get("dtype"), value.get("shape"), value.get("data_offsets")
+    dtype = DTYPES.get(name) if isinstance(name, str) else None
+    if dtype is None:
+        return f"dtype {name!r} is not supported, expected one of {', '.join(DTYPES)}"
     if not _are_sizes(shape):
         return f"shape {shape!r} is not a list of sizes"
     if not _are_sizes(offsets) or len(offsets) != 2:
         return f"data_offsets {offsets!r} is not a pair of offsets"
     begin, end = offsets
-    needed = math.prod(shape) * DTYPES[dtype].itemsize
+    needed = math.prod(shape) * dtype.itemsize
     if end - begin != needed:
-        return f"{dtype} {shape} needs {needed} bytes, data_offsets {offsets} hold {end - begin}"
+        return f"{name} {shape} needs {needed} bytes, data_offsets {offsets} hold {end - begin}"
     if end > data_bytes:
         return f"truncated: data_offsets {offsets} end beyond the {data_bytes} bytes of data in the file"
-    return TensorEntry(DTYPES[dtype], tuple(shape), begin, end)
+    return TensorEntry(dtype, tuple(shape), begin, end)
 
 
-def _are_sizes(value: Any) -> bool:
+def _are_sizes(value: Any) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(type(x) is int and x >= 0 for x in value)
 
 

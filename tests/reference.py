@@ -1,11 +1,13 @@
 """A naive Llama forward pass in NumPy float64: the plain formula, one sequence, no cache.
 
 Written from the papers, apart from the engine and from `loader.rope`, so that tests compare
-two implementations. [n] token ids in, [n, vocab] logits out.
+two implementations. It reproduces the golden files (tests/loader/test_golden.py), whose tiny `llama*`
+models were computed with inverse frequencies rounded to bfloat16: see tests/golden/README.md.
 """
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,11 +15,21 @@ from numpy.typing import NDArray
 from loader.decoder import DecoderConfig, RopeConfig
 from loader.weights import WeightSource
 
+FLOAT64 = np.dtype(np.float64)
 Array = NDArray[np.float64]
 
 
-def reference_logits(decoder: DecoderConfig, weights: WeightSource, token_ids: Sequence[int]) -> Array:
-    """Logits after each token: [n, vocab_size] float64."""
+def reference_logits(
+    decoder: DecoderConfig,
+    weights: WeightSource,
+    token_ids: Sequence[int],
+    frequency_dtype: np.dtype[Any] = FLOAT64,
+) -> Array:
+    """Logits after each token: [n, vocab_size] float64.
+
+    Args:
+        frequency_dtype: what the inverse frequencies of RoPE are rounded to.
+    """
 
     def get(name: str) -> Array:
         return weights.tensor(name).astype(np.float64)
@@ -29,13 +41,14 @@ def reference_logits(decoder: DecoderConfig, weights: WeightSource, token_ids: S
     def norm(x: Array, name: str) -> Array:
         return x / np.sqrt((x * x).mean(-1, keepdims=True) + decoder.rms_norm_eps) * get(f"{name}.weight")
 
+    speeds = reference_frequencies(decoder.rope, decoder.head_dim).astype(frequency_dtype).astype(np.float64)
     embedding = weights.tensor("model.embed_tokens.weight")
     x = embedding[list(token_ids)].astype(np.float64)
     for layer in range(decoder.num_hidden_layers):
         prefix = f"model.layers.{layer}"
         y = norm(x, f"{prefix}.input_layernorm")
         q, k, v = (linear(y, f"{prefix}.self_attn.{p}_proj") for p in "qkv")
-        x = x + linear(_attention(decoder, q, k, v), f"{prefix}.self_attn.o_proj")
+        x = x + linear(_attention(decoder, q, k, v, speeds), f"{prefix}.self_attn.o_proj")
         y = norm(x, f"{prefix}.post_attention_layernorm")
         gate, up = linear(y, f"{prefix}.mlp.gate_proj"), linear(y, f"{prefix}.mlp.up_proj")
         x = x + linear(gate / (1 + np.exp(-gate)) * up, f"{prefix}.mlp.down_proj")
@@ -44,10 +57,18 @@ def reference_logits(decoder: DecoderConfig, weights: WeightSource, token_ids: S
     return linear(x, head)
 
 
-def _attention(decoder: DecoderConfig, q: Array, k: Array, v: Array) -> Array:
+def reference_greedy(decoder: DecoderConfig, weights: WeightSource, prompt: Sequence[int], count: int) -> list[int]:
+    """The `count` most likely tokens after `prompt`, each by a forward pass of its own."""
+    ids = [int(i) for i in prompt]
+    for _ in range(count):
+        ids.append(int(reference_logits(decoder, weights, ids)[-1].argmax()))
+    return ids[len(prompt) :]
+
+
+def _attention(decoder: DecoderConfig, q: Array, k: Array, v: Array, speeds: Array) -> Array:
     n, size = len(q), decoder.head_dim
     q, k, v = (a.reshape(n, -1, size) for a in (q, k, v))
-    q, k = _rotate(decoder.rope, q), _rotate(decoder.rope, k)
+    q, k = _rotate(q, speeds, decoder.rope.attention_factor), _rotate(k, speeds, decoder.rope.attention_factor)
     group = decoder.num_attention_heads // decoder.num_key_value_heads
     future = np.triu(np.ones((n, n), bool), 1)
     out = np.empty_like(q)
@@ -59,16 +80,20 @@ def _attention(decoder: DecoderConfig, q: Array, k: Array, v: Array) -> Array:
     return out.reshape(n, -1)
 
 
-def _rotate(rope: RopeConfig, x: Array) -> Array:
+def _rotate(x: Array, speeds: Array, magnitude: float) -> Array:
     """[n, heads, head_dim], half-split pairs, as complex numbers."""
     half = x.shape[-1] // 2
-    speeds = np.array([reference_frequency(rope, x.shape[-1], pair) for pair in range(half)])
-    turns = np.exp(1j * np.arange(len(x))[:, None] * speeds) * rope.attention_factor
+    turns = np.exp(1j * np.arange(len(x))[:, None] * speeds) * magnitude
     z = (x[..., :half] + 1j * x[..., half:]) * turns[:, None]
     return np.concatenate((z.real, z.imag), -1)
 
 
-def reference_frequency(rope: RopeConfig, head_dim: int, pair: int) -> float:
+def reference_frequencies(rope: RopeConfig, head_dim: int) -> Array:
+    """[head_dim / 2] radians per position."""
+    return np.array([_frequency(rope, head_dim, pair) for pair in range(head_dim // 2)])
+
+
+def _frequency(rope: RopeConfig, head_dim: int, pair: int) -> float:
     """Radians per position of one pair, case by case as the papers and Meta's code put it."""
     plain = 1.0 / rope.theta ** (2 * pair / head_dim)
     if rope.kind == "default":
