@@ -39,3 +39,7 @@ class RequestFault(EngineError):
 
 class DeviceFault(EngineError):
     """The device failed; every request in flight fails with it."""
+
+
+class StepFault(DeviceFault):
+    """One step failed and the device lives on; the requests in that step fail with it."""

@@ -275,11 +275,7 @@ class Scheduler:
 
     def settle(self, step: Step, result: StepResult) -> list[Settled]:
         """Take in the result of the oldest step in flight; ends sequences and opens the fence."""
-        if result.step != self._last_settled + 1:
-            raise ValueError(f"step {result.step} settles after step {self._last_settled}")
-        self._last_settled = result.step
-        for fenced in self.fence.settle(result.step):
-            self._release(fenced)
+        self._open_fence(result.step)
         settled = []
         sample = target = 0
         for entry in step.entries:
@@ -290,6 +286,25 @@ class Scheduler:
             sample += entry.samples
             target = rows.stop
         return settled
+
+    def abandon(self, step: Step) -> list[Sequence]:
+        """Give up the oldest step in flight, which failed; ends and returns the sequences in it."""
+        self._open_fence(step.plan.step)
+        ended = []
+        for entry in step.entries:
+            entry.sequence.in_flight -= 1
+            entry.sequence.num_placeholders -= entry.samples
+            if entry.sequence.status is not Status.FINISHED:
+                self.finish(entry.sequence)
+                ended.append(entry.sequence)
+        return ended
+
+    def _open_fence(self, step: int) -> None:
+        if step != self._last_settled + 1:
+            raise ValueError(f"step {step} settles after step {self._last_settled}")
+        self._last_settled = step
+        for fenced in self.fence.settle(step):
+            self._release(fenced)
 
     def _settle_entry(self, entry: Entry, result: StepResult, sample: int, rows: range) -> Settled | None:
         sequence = entry.sequence

@@ -1,0 +1,287 @@
+"""Engine: a model being served. Opens the checkpoint, plans memory, starts the device and the loop.
+
+`generate` is the door: everything that can be wrong with a request is refused here, synchronously and
+by field, before it is queued. Everything after the door happens in the loop's task.
+Read next: `engine/loop.py`.
+"""
+
+import asyncio
+import logging
+import random
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+from weakref import WeakValueDictionary
+
+from engine import __version__
+from engine.config import EngineConfig
+from engine.devices import memory_facts, open_device, select_device
+from engine.devices.protocol import Device
+from engine.errors import ConfigError, EngineStopped, InvalidRequest
+from engine.inbox import Inbox
+from engine.kv.groups import kv_groups
+from engine.kv.manager import KVManager
+from engine.loop import EngineLoop
+from engine.memory import MemoryLedger, plan_memory
+from engine.publish import LiveRequest
+from engine.request import MAX_SEED, SamplingParams
+from engine.scheduler import Scheduler
+from engine.sequence import Sequence as ScheduledSequence
+from engine.stream import OutputChannel, OutputStream
+from engine.text.chat import ChatTemplate
+from engine.text.tokenizer import TextTokenizer
+from loader.checkpoint import Checkpoint, open_checkpoint
+
+logger = logging.getLogger(__name__)
+
+LONG_TEXT = 8192
+"""Characters (ids) above which (de)tokenizing runs off the loop; 8 KiB take about 3 ms here."""
+
+EngineState = Literal["starting", "serving", "draining", "stopped", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """What is being served."""
+
+    model: str
+    served_model_name: str
+    architecture: str
+    vocab_size: int
+    max_model_len: int
+    dtype: str
+    device: str
+    num_blocks: int
+    block_size: int
+    version: str
+
+
+class Engine:
+    """`async with Engine(config) as engine:` serves until the block ends."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.info: ModelInfo
+        self.ledger: MemoryLedger
+        self._checkpoint: Checkpoint
+        self._tokenizer: TextTokenizer | None = None
+        self._chat_template: ChatTemplate | None = None
+        self._device: Device
+        self._loop: EngineLoop | None = None
+        self._inbox: Inbox
+        self._task: asyncio.Task[None]
+        self._channels: WeakValueDictionary[str, OutputChannel] = WeakValueDictionary()
+        self._random = random.Random(config.seed)
+
+    # -- life -------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        self._open_checkpoint()
+        self._device = await open_device(
+            self.config,
+            self._checkpoint,
+            num_blocks=self.ledger.num_blocks,
+            max_model_len=self.ledger.max_model_len,
+        )
+        self._inbox = Inbox(self.config.max_queued_requests)
+        self._loop = EngineLoop(self._make_scheduler(), self._device, self._inbox)
+        self._task = asyncio.create_task(self._loop.run(), name="engine-loop")
+        self.info = self._make_info()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        try:
+            if self._loop is not None and not self._task.done():
+                await self._inbox.control(self._loop.stop)
+            await asyncio.wait([self._task])
+        finally:
+            await self._device.close()
+
+    def _open_checkpoint(self) -> None:
+        config = self.config
+        kind = select_device(config.device)
+        checkpoint = self._checkpoint = open_checkpoint(Path(config.model))
+        tokenizer = checkpoint.load_tokenizer()
+        if tokenizer is not None:
+            self._tokenizer = TextTokenizer(tokenizer)
+        if checkpoint.chat_template is not None:
+            self._chat_template = ChatTemplate(checkpoint.chat_template, checkpoint.special_tokens)
+        facts = memory_facts(kind, config, checkpoint)
+        self.ledger = plan_memory(config, facts, checkpoint.decoder.max_position_embeddings)
+        if not config.enable_chunked_prefill and self.ledger.max_model_len > config.max_num_batched_tokens:
+            raise ConfigError(
+                f"max_num_batched_tokens: {config.max_num_batched_tokens} is less than max_model_len "
+                f"{self.ledger.max_model_len}, which needs enable_chunked_prefill"
+            )
+        logger.info("%s", self.ledger)
+
+    def _make_scheduler(self) -> Scheduler:
+        config = self.config
+        kv = KVManager(
+            kv_groups(self._checkpoint.decoder.layer_windows),
+            self.ledger.num_blocks,
+            config.block_size,
+            enable_prefix_caching=config.enable_prefix_caching,
+        )
+        return Scheduler(
+            kv,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            enable_chunked_prefill=config.enable_chunked_prefill,
+        )
+
+    def _make_info(self) -> ModelInfo:
+        decoder, device = self._checkpoint.decoder, self._device.info
+        return ModelInfo(
+            model=self.config.model,
+            served_model_name=self.config.served_model_name or self._checkpoint.path.resolve().name,
+            architecture=decoder.architecture,
+            vocab_size=decoder.vocab_size,
+            max_model_len=self.ledger.max_model_len,
+            dtype=device.dtype,
+            device=f"{device.kind}: {device.name}",
+            num_blocks=self.ledger.num_blocks,
+            block_size=self.config.block_size,
+            version=__version__,
+        )
+
+    @property
+    def state(self) -> EngineState:
+        """Where the engine is in its life."""
+        return "starting" if self._loop is None else self._loop.state
+
+    async def wait_failed(self) -> BaseException:
+        """Return what broke the engine, if anything ever does."""
+        await asyncio.wait([self._task])
+        error = None if self._task.cancelled() else self._task.exception()
+        return error or EngineStopped("the engine has stopped")
+
+    async def drain(self, grace: float) -> None:
+        """Take no more requests; live ones have `grace` seconds to finish, then end with EngineStopped."""
+        loop = self._serving_loop()
+        await self._inbox.control(loop.drain)
+        try:
+            async with asyncio.timeout(grace):
+                await loop.without_requests.wait()
+        except TimeoutError:
+            fault = EngineStopped(f"the engine is draining and the grace time of {grace:g} s is over")
+            await self._inbox.control(lambda: loop.end_requests(fault))
+
+    # -- requests ---------------------------------------------------------------------------
+
+    def generate(
+        self, prompt: str | Sequence[int], params: SamplingParams, *, request_id: str | None = None
+    ) -> OutputStream:
+        """Queue a request and return the stream of its output.
+
+        Args:
+            prompt: text, tokenized here (`tokenize` first when it is long), or token ids.
+
+        Raises:
+            InvalidRequest: it can never be served; names the field.
+            OverCapacity: too many requests wait.
+            EngineStopped: the engine takes no more work.
+        """
+        loop = self._serving_loop()
+        if loop.state != "serving":
+            raise EngineStopped(f"the engine is {loop.state}")
+        request_id = request_id or uuid.uuid4().hex
+        if (channel := self._channels.get(request_id)) is not None and not channel.ended:
+            raise InvalidRequest("request_id", f"{request_id!r} is in use")
+        token_ids = self._need_tokenizer("prompt").encode(prompt) if isinstance(prompt, str) else list(prompt)
+        sequence = self._make_sequence(request_id, token_ids, params)
+        channel = OutputChannel()
+        self._inbox.submit(LiveRequest(sequence, channel, self._tokenizer))
+        self._channels[request_id] = channel
+        return OutputStream(request_id, token_ids, channel, self._inbox.abort)
+
+    def _make_sequence(self, request_id: str, token_ids: list[int], params: SamplingParams) -> ScheduledSequence:
+        limit, vocab = self.ledger.max_model_len, self._checkpoint.decoder.vocab_size
+        room = limit - len(token_ids)
+        if not token_ids:
+            raise InvalidRequest("prompt", "is empty, at least one token is needed")
+        if room < (params.max_tokens != 0):
+            raise InvalidRequest("prompt", f"has {len(token_ids)} tokens, at most {limit - 1} fit in max_model_len {limit}")
+        for name, ids in (("prompt", token_ids), ("stop_token_ids", params.stop_ids)):
+            bad = next((i for i in ids if not 0 <= i < vocab), None)
+            if bad is not None:
+                raise InvalidRequest(name, f"token id {bad} is out of range, must be between 0 and {vocab - 1}")
+        for name in ("logprobs", "prompt_logprobs"):
+            if (getattr(params, name) or 0) > self.config.max_logprobs:
+                raise InvalidRequest(name, f"{getattr(params, name)} is above max_logprobs {self.config.max_logprobs}")
+        if params.stop_strings and self._tokenizer is None:
+            raise InvalidRequest("stop", "the model has no tokenizer, so there is no text to stop at")
+        return ScheduledSequence(
+            request_id,
+            token_ids,
+            params,
+            max_output=room if params.max_tokens is None else min(params.max_tokens, room),
+            seed=self._random.randrange(MAX_SEED + 1) if params.seed is None else params.seed,
+            eos_token_ids=self._checkpoint.generation.eos_token_ids,
+        )
+
+    def abort(self, request_id: str) -> bool:
+        """Abort a request; its stream ends with finish reason "abort". False if it is not live."""
+        channel = self._channels.get(request_id)
+        if channel is None or channel.ended:
+            return False
+        self._inbox.abort(request_id)
+        return True
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget every cached prefix."""
+        loop = self._serving_loop()
+        await self._inbox.control(loop.scheduler.kv.reset_prefix_cache)
+        return True
+
+    async def audit(self) -> list[str]:
+        """What is wrong with the books of blocks and rows between two iterations; [] if nothing."""
+        problems: list[str] = await self._inbox.control(self._serving_loop().scheduler.audit)
+        return problems
+
+    # -- text -------------------------------------------------------------------------------
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`. Raises InvalidRequest when the model has no tokenizer."""
+        tokenizer = self._need_tokenizer("text")
+        if len(text) <= LONG_TEXT:
+            return tokenizer.encode(text, add_special_tokens)
+        return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens)
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Text of `token_ids`."""
+        tokenizer = self._need_tokenizer("token_ids")
+        if len(token_ids) <= LONG_TEXT:
+            return tokenizer.decode(token_ids)
+        return await asyncio.to_thread(tokenizer.decode, token_ids)
+
+    async def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[int]:
+        """Token ids of a conversation, through the model's chat template. Raises InvalidRequest."""
+        tokenizer = self._need_tokenizer("messages")
+        if self._chat_template is None:
+            raise InvalidRequest("messages", "the model has no chat template")
+        text = self._chat_template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt)
+        if len(text) <= LONG_TEXT:
+            return tokenizer.encode_chat(text)
+        return await asyncio.to_thread(tokenizer.encode_chat, text)
+
+    def _need_tokenizer(self, field: str) -> TextTokenizer:
+        if self._tokenizer is None:
+            raise InvalidRequest(field, "the model has no tokenizer; only token ids can be used")
+        return self._tokenizer
+
+    def _serving_loop(self) -> EngineLoop:
+        if self._loop is None:
+            raise EngineStopped("the engine has not been started")
+        return self._loop

@@ -1,0 +1,98 @@
+"""Inbox: the only way in. Callers leave messages, the loop's task drains them.
+
+Bounded where it matters: a submission beyond `max_queued_requests` is refused at once. Aborts and
+controls are always taken; there is at most one abort per stream. Messages may come from any
+thread, because a dropped stream's finalizer may run in any. Read next: `engine/loop.py`.
+"""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from engine.errors import OverCapacity
+from engine.publish import LiveRequest
+
+
+class Submit(NamedTuple):
+    """A request that passed the door."""
+
+    live: LiveRequest
+
+
+class Abort(NamedTuple):
+    """Drop a request, if it is still there."""
+
+    request_id: str
+
+
+class Control(NamedTuple):
+    """Run `action` in the loop's task, between iterations, and reply with its result."""
+
+    action: Callable[[], Any]
+    reply: asyncio.Future[Any]
+
+    def run(self) -> None:
+        """Run the action and reply, unless whoever asked has gone."""
+        try:
+            result = self.action()
+        except Exception as error:
+            if not self.reply.done():
+                self.reply.set_exception(error)
+        else:
+            if not self.reply.done():
+                self.reply.set_result(result)
+
+
+class Inbox:
+    """Created on the event loop that will drain it.
+
+    Attributes:
+        num_waiting: requests waiting in the scheduler, published by the loop.
+    """
+
+    def __init__(self, max_queued_requests: int) -> None:
+        self.num_waiting = 0
+        self._max_queued_requests = max_queued_requests
+        self._messages: deque[Submit | Abort | Control] = deque()
+        self._num_submitted = 0
+        self._event = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+
+    def submit(self, live: LiveRequest) -> None:
+        """Queue a request. Raises OverCapacity when too many wait."""
+        queued = self.num_waiting + self._num_submitted
+        if queued >= self._max_queued_requests:
+            raise OverCapacity(f"{queued} requests are waiting, the limit is {self._max_queued_requests}")
+        self._num_submitted += 1
+        self._post(Submit(live))
+
+    def abort(self, request_id: str) -> None:
+        """Ask for a request to be dropped. Callable from any thread."""
+        self._post(Abort(request_id))
+
+    async def control(self, action: Callable[[], Any]) -> Any:
+        """Run `action` in the loop's task and return what it returns."""
+        reply: asyncio.Future[Any] = self._loop.create_future()
+        self._post(Control(action, reply))
+        return await reply
+
+    def drain(self) -> Iterator[Submit | Abort | Control]:
+        """Take the messages, oldest first."""
+        self._event.clear()
+        self._num_submitted = 0
+        for _ in range(len(self._messages)):
+            yield self._messages.popleft()
+
+    async def wait(self) -> None:
+        """Sleep until there is a message."""
+        await self._event.wait()
+
+    def _post(self, message: Submit | Abort | Control) -> None:
+        self._messages.append(message)
+        if threading.get_ident() == self._thread:
+            self._event.set()
+        elif not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._event.set)

@@ -1,0 +1,156 @@
+"""EngineLoop: one iteration after another, with one step of overlap.
+
+    intake()     drain the inbox: new requests, aborts, control
+    schedule()   which rows run how many tokens, on which blocks
+    launch()     device.forward, device.sample
+    settle()     await the step before; append tokens, finish, index blocks, open the fence
+    publish()    detokenize, check stop strings, push deltas
+
+Step N+1 is launched before step N is settled. The loop's task owns the scheduler, the KV state and
+the device; everybody else talks to it through the inbox. When there is nothing to do it sleeps on
+the inbox's event. A fault of one request ends that request; a fault of the device or of the loop
+itself fails every request and then the loop. Read next: `engine/scheduler.py`, `engine/publish.py`.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from typing import Literal
+
+from engine.devices.protocol import Device, Ticket
+from engine.errors import DeviceFault, EngineError, EngineStopped, RequestFault, StepFault
+from engine.inbox import Abort, Control, Inbox, Submit
+from engine.plan import StepResult
+from engine.publish import LiveRequest
+from engine.scheduler import Scheduler, Settled, Step
+from engine.sequence import Sequence
+
+logger = logging.getLogger(__name__)
+
+State = Literal["serving", "draining", "stopped", "failed"]
+
+
+class EngineLoop:
+    """Owns the scheduler, the device and every live request."""
+
+    def __init__(self, scheduler: Scheduler, device: Device, inbox: Inbox) -> None:
+        self.scheduler = scheduler
+        self.state: State = "serving"
+        self.without_requests = asyncio.Event()
+        self.without_requests.set()
+        self._device = device
+        self._inbox = inbox
+        self._in_flight: deque[tuple[Step, Ticket]] = deque()
+        self._live: dict[str, LiveRequest] = {}
+
+    async def run(self) -> None:
+        """Iterate until stopped. Raises what broke the loop, after failing every request with it."""
+        error: EngineError = EngineStopped("the engine has stopped")
+        try:
+            while self.state != "stopped":
+                await self._iterate()
+        except Exception as fault:
+            self.state = "failed"
+            error = fault if isinstance(fault, EngineError) else DeviceFault(f"the engine loop failed: {fault!r}")
+            raise
+        finally:
+            self._intake()
+            self.end_requests(error)
+
+    async def _iterate(self) -> None:
+        self._intake()
+        step = self.scheduler.schedule()
+        self._inbox.num_waiting = len(self.scheduler.waiting)
+        if step is not None:
+            self._launch(step)
+        if len(self._in_flight) > 1 or (self._in_flight and step is None):
+            await self._settle()
+        elif step is None:
+            await self._inbox.wait()
+
+    def _intake(self) -> None:
+        for message in self._inbox.drain():
+            match message:
+                case Submit(live):
+                    self._admit(live)
+                case Abort(request_id):
+                    self._abort(request_id)
+                case Control():
+                    message.run()
+
+    def _admit(self, live: LiveRequest) -> None:
+        if self.state != "serving":
+            live.channel.fail(EngineStopped(f"the engine is {self.state}"))
+            return
+        self._live[live.sequence.request_id] = live
+        self.without_requests.clear()
+        self.scheduler.add(live.sequence)
+
+    def _abort(self, request_id: str) -> None:
+        live = self._live.get(request_id)
+        if live is not None:
+            self._forget(live)
+            live.abort()
+
+    def _launch(self, step: Step) -> None:
+        self._device.forward(step.plan)
+        self._in_flight.append((step, self._device.sample(step.batch)))
+
+    async def _settle(self) -> None:
+        step, ticket = self._in_flight[0]
+        if ticket.done():
+            await asyncio.sleep(0)  # a device faster than the loop must not starve the server's tasks
+        try:
+            result = await ticket.result()
+        except StepFault as fault:
+            self._in_flight.popleft()
+            for sequence in self.scheduler.abandon(step):
+                self._fail(sequence, fault)
+        else:
+            self._in_flight.popleft()
+            self._publish(self.scheduler.settle(step, result), result)
+
+    def _publish(self, all_settled: list[Settled], result: StepResult) -> None:
+        for settled in all_settled:
+            live = self._live.get(settled.sequence.request_id)
+            if live is None:
+                continue
+            if settled.faulted:
+                self._fail(settled.sequence, RequestFault("the model produced no finite logits"))
+                continue
+            try:
+                ended = live.publish(settled, result)
+            except Exception as error:
+                logger.exception("request %s failed while its text was made", settled.sequence.request_id)
+                self._fail(settled.sequence, RequestFault(f"making text failed: {error!r}"))
+                continue
+            if ended:
+                self._forget(live)
+
+    def _fail(self, sequence: Sequence, error: EngineError) -> None:
+        live = self._live.get(sequence.request_id)
+        if live is not None:
+            self._forget(live)
+            live.channel.fail(error)
+
+    def _forget(self, live: LiveRequest) -> None:
+        self.scheduler.finish(live.sequence)
+        del self._live[live.sequence.request_id]
+        if not self._live:
+            self.without_requests.set()
+
+    # -- control: run through the inbox -----------------------------------------------------
+
+    def drain(self) -> None:
+        """Take no more requests."""
+        if self.state == "serving":
+            self.state = "draining"
+
+    def stop(self) -> None:
+        """End the iteration; requests still live fail with EngineStopped."""
+        self.state = "stopped"
+
+    def end_requests(self, error: EngineError) -> None:
+        """Fail every live request with `error`."""
+        for live in list(self._live.values()):
+            self._fail(live.sequence, error)

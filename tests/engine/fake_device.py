@@ -1,0 +1,162 @@
+"""A device without a model: its next token is a hash of the context *as read through the block table*.
+
+Pages hold token ids instead of keys and values, so that any mistake with blocks (stale contents, a
+block reused too early, a wrong table entry, a false prefix hit) changes the output. `expected` is the
+same function over a plain list. Steps run when their ticket is asked for, as late as possible: what
+the host frees too early gets overwritten by then in no device's order but the worst one.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from engine.devices.protocol import DeviceInfo
+from engine.errors import EngineError
+from engine.plan import PLACEHOLDER, SampleBatch, StepPlan, StepResult, TokenLogprobs
+
+POISON = -7
+VOCAB = 1000
+
+NextToken = Callable[[Sequence[int]], int]
+
+
+def hashed(context: Sequence[int]) -> int:
+    """A token that depends on every token of the context and on its place."""
+    value = 17
+    for token in context:
+        value = (value * 31 + token + 1) % 1_000_003
+    return value % VOCAB
+
+
+def expected(prompt: Sequence[int], num_tokens: int, next_token: NextToken = hashed) -> list[int]:
+    """The output a correct engine gives for `prompt`."""
+    context = list(prompt)
+    for _ in range(num_tokens):
+        context.append(next_token(context))
+    return context[len(prompt) :]
+
+
+class FakeTicket:
+    """Resolves when asked, or, with a gate, when the test opens it."""
+
+    def __init__(self, device: "FakeDevice", step: int) -> None:
+        self.step = step
+        self._device = device
+
+    def done(self) -> bool:
+        return not self._device.gated or self.step <= self._device.opened
+
+    async def result(self) -> StepResult:
+        while not self.done():
+            self._device.gate.clear()
+            await self._device.gate.wait()
+        return self._device.run_until(self.step)
+
+
+class FakeDevice:
+    """Implements `engine.devices.protocol.Device`; `log` records launches and results in order."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        block_size: int,
+        max_num_seqs: int,
+        next_token: NextToken = hashed,
+        gated: bool = False,
+    ) -> None:
+        self.info = DeviceInfo(kind="fake", name="hash of the context", dtype="int32")
+        self.block_size = block_size
+        self.pages = np.full((num_blocks, block_size), POISON, np.int64)
+        self.tables = np.full((max_num_seqs, num_blocks + 1), POISON, np.int64)
+        self.last_ids = np.full(max_num_seqs, POISON, np.int64)
+        self.gated = gated
+        self.gate = asyncio.Event()
+        self.opened = 0
+        self.log: list[tuple[str, int]] = []
+        self.plans: list[StepPlan] = []
+        self.closed = False
+        self.faults: dict[int, EngineError] = {}
+        self._next_token = next_token
+        self._launched: list[tuple[StepPlan, SampleBatch]] = []
+        self._results: dict[int, StepResult] = {}
+        self._forwarded: StepPlan | None = None
+
+    def forward(self, plan: StepPlan) -> None:
+        self.log.append(("forward", plan.step))
+        self.plans.append(plan)
+        self._forwarded = plan
+
+    def sample(self, batch: SampleBatch) -> FakeTicket:
+        assert self._forwarded is not None and self._forwarded.step == batch.step
+        self._launched.append((self._forwarded, batch))
+        self._forwarded = None
+        return FakeTicket(self, batch.step)
+
+    async def close(self) -> None:
+        self.closed = True
+
+    def open(self, step: int) -> None:
+        """Let the tickets up to `step` resolve."""
+        self.opened = step
+        self.gate.set()
+
+    def run_until(self, step: int) -> StepResult:
+        """Execute what was launched, in order, up to `step`."""
+        while self._launched and self._launched[0][0].step <= step:
+            plan, batch = self._launched.pop(0)
+            self._results[plan.step] = self._execute(plan, batch)
+        self.log.append(("result", step))
+        if step in self.faults:
+            raise self.faults[step]
+        return self._results.pop(step)
+
+    def _execute(self, plan: StepPlan, batch: SampleBatch) -> StepResult:
+        for update in plan.block_updates:
+            self.tables[update.row, update.index : update.index + len(update.blocks)] = update.blocks
+        assert len(set(plan.rows.tolist())) == len(plan.rows), "a row is in a step once"
+        offset = 0
+        for row, start, count in zip(plan.rows.tolist(), plan.starts.tolist(), plan.num_tokens.tolist(), strict=True):
+            for i in range(count):
+                token = int(plan.token_ids[offset + i])
+                token = int(self.last_ids[row]) if token == PLACEHOLDER else token
+                page, slot = divmod(start + i, self.block_size)
+                self.pages[self.tables[row, page], slot] = token
+            offset += count
+        ids = []
+        for e in batch.entries.tolist():
+            row, length = int(plan.rows[e]), int(plan.starts[e] + plan.num_tokens[e])
+            ids.append(self._next_token(self._context(row, length)))
+            self.last_ids[row] = ids[-1]
+        return StepResult(
+            step=plan.step,
+            token_ids=np.array(ids, np.int32),
+            faulted=np.array([i < 0 for i in ids], np.bool_),
+            logprobs=_logprobs(ids),
+            prompt_logprobs=None if plan.prompt_targets is None else _logprobs(_targets(plan)),
+            device_seconds=0.0,
+        )
+
+    def _context(self, row: int, length: int) -> list[int]:
+        context = [
+            int(self.pages[self.tables[row, p // self.block_size], p % self.block_size]) for p in range(length)
+        ]
+        assert POISON not in context, "a page was read before it was written"
+        return context
+
+
+def _targets(plan: StepPlan) -> list[int]:
+    assert plan.prompt_targets is not None
+    return [t for t in plan.prompt_targets.tolist() if t >= 0]
+
+
+def _logprobs(ids: Sequence[int]) -> TokenLogprobs:
+    """Recognisable values: the logprob of token t is -t / 1000 and its rank t + 1."""
+    ids_array = np.array(ids, np.int32)
+    return TokenLogprobs(
+        logprobs=(-ids_array / 1000).astype(np.float32),
+        ranks=ids_array + 1,
+        top_ids=np.stack([ids_array, ids_array + 1], 1) if len(ids) else np.zeros((0, 2), np.int32),
+        top_logprobs=np.zeros((len(ids), 2), np.float32),
+    )
