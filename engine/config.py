@@ -36,9 +36,7 @@ class EngineConfig:
     max_num_batched_tokens: int = _setting(512, "Token budget of one step.", min=1, max=1 << 20)
     max_queued_requests: int = _setting(1024, "Requests that may wait; more are refused.", min=1)
     block_size: int = _setting(16, "Tokens in a KV block.", min=1, max=256)
-    kv_cache_memory_bytes: int | None = _setting(
-        None, "Memory for KV blocks; a share of what is free if unset.", min=1
-    )
+    kv_cache_memory_bytes: int | None = _setting(None, "Memory for KV blocks; a share of what is free if unset.", min=1)
     enable_prefix_caching: bool = _setting(True, "Reuse KV blocks of equal prefixes.")
     enable_chunked_prefill: bool = _setting(True, "Split long prompts over steps.")
     max_logprobs: int = _setting(20, "Most alternatives a request may ask for per token.", min=0)
@@ -50,12 +48,6 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for f in fields(self):
             _check_field(f, getattr(self, f.name))
-        if not self.enable_chunked_prefill and self.max_model_len is not None:
-            if self.max_model_len > self.max_num_batched_tokens:
-                raise ConfigError(
-                    f"max_num_batched_tokens: {self.max_num_batched_tokens} is less than max_model_len "
-                    f"{self.max_model_len}, which needs enable_chunked_prefill"
-                )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens: {self.max_num_batched_tokens} is less than max_num_seqs "
@@ -67,10 +59,10 @@ def _check_field(f: Field[Any], value: object) -> None:
     if value is None:
         return
     low, high = f.metadata.get("min"), f.metadata.get("max")
-    if isinstance(value, int) and not isinstance(value, bool):
-        if (low is not None and value < low) or (high is not None and value > high):
-            limits = f"at least {low}" if high is None else f"between {low} and {high}"
-            raise ConfigError(f"{f.name}: {value} is out of range, must be {limits}")
+    bounded = isinstance(value, int) and not isinstance(value, bool)
+    if bounded and ((low is not None and value < low) or (high is not None and value > high)):
+        limits = f"at least {low}" if high is None else f"between {low} and {high}"
+        raise ConfigError(f"{f.name}: {value} is out of range, must be {limits}")
     choices = get_args(f.type)
     if choices and all(isinstance(c, str) for c in choices) and value not in choices:
         raise ConfigError(f"{f.name}: {value!r} is not one of {', '.join(choices)}")

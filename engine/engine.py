@@ -206,7 +206,8 @@ class Engine:
         if not token_ids:
             raise InvalidRequest("prompt", "is empty, at least one token is needed")
         if room < (params.max_tokens != 0):
-            raise InvalidRequest("prompt", f"has {len(token_ids)} tokens, at most {limit - 1} fit in max_model_len {limit}")
+            fits = f"at most {limit - 1} fit in max_model_len {limit}"
+            raise InvalidRequest("prompt", f"has {len(token_ids)} tokens, {fits}")
         for name, ids in (("prompt", token_ids), ("stop_token_ids", params.stop_ids)):
             bad = next((i for i in ids if not 0 <= i < vocab), None)
             if bad is not None:

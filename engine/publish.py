@@ -44,6 +44,7 @@ class LiveRequest:
             top = sequence.params.logprobs
             logprobs = (self._map(result.logprobs, settled.sample, ids[0], top),)
         reason, stop_reason = finish or (None, None)
+        shows_prompt = self._is_first and self._wants_prompt_logprobs
         self.channel.push(
             Delta(
                 index=sequence.index,
@@ -52,7 +53,7 @@ class LiveRequest:
                 logprobs=logprobs,
                 finish_reason=reason,
                 stop_reason=stop_reason,
-                prompt_logprobs=tuple(self._prompt_logprobs) if self._is_first and self._wants_prompt_logprobs else None,
+                prompt_logprobs=tuple(self._prompt_logprobs) if shows_prompt else None,
                 num_cached_tokens=sequence.num_cached_tokens,
             )
         )
@@ -61,18 +62,19 @@ class LiveRequest:
 
     def abort(self) -> None:
         """Push the last delta of an aborted request, with the text held back."""
-        text = self._text.push((), finish=True).text if self._text is not None else ""
+        text = self._text.finish() if self._text is not None else ""
         self.channel.push(Delta(self.sequence.index, text, (), finish_reason="abort"))
 
     def _push_text(self, settled: Settled) -> tuple[str, str | None]:
         """New text, and the stop string that ends it. The id that stopped has no text of its own."""
         if self._text is None:
             return "", None
-        ids = () if settled.token_id is None else (settled.token_id,)
         reason = settled.finish[0] if settled.finish is not None else None
-        hide = bool(ids) and reason == "stop" and not self.sequence.params.include_stop_str_in_output
-        step = self._text.push(ids, finish=reason is not None, hide_last=hide)
-        return step.text, step.stop
+        hidden = reason == "stop" and not self.sequence.params.include_stop_str_in_output
+        text, stop = ("", None) if settled.token_id is None or hidden else self._text.push(settled.token_id)
+        if stop is None and reason is not None:
+            text += self._text.finish()
+        return text, stop
 
     def _collect_prompt_logprobs(self, settled: Settled, result: StepResult) -> None:
         if not settled.prompt_rows or result.prompt_logprobs is None:

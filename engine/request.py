@@ -85,7 +85,9 @@ class SamplingParams:
             if not isinstance(s, str) or not 1 <= len(s) <= MAX_STOP_CHARS:
                 raise InvalidRequest("stop", f"each must be a string of 1 to {MAX_STOP_CHARS} characters")
         if len(self.stop_ids) > MAX_STOP_TOKEN_IDS:
-            raise InvalidRequest("stop_token_ids", f"{len(self.stop_ids)} ids, at most {MAX_STOP_TOKEN_IDS} are allowed")
+            raise InvalidRequest(
+                "stop_token_ids", f"{len(self.stop_ids)} ids, at most {MAX_STOP_TOKEN_IDS} are allowed"
+            )
         for i in self.stop_ids:
             _check_int("stop_token_ids", i, 0, None)
 

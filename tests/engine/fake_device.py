@@ -139,9 +139,7 @@ class FakeDevice:
         )
 
     def _context(self, row: int, length: int) -> list[int]:
-        context = [
-            int(self.pages[self.tables[row, p // self.block_size], p % self.block_size]) for p in range(length)
-        ]
+        context = [int(self.pages[self.tables[row, p // self.block_size], p % self.block_size]) for p in range(length)]
         assert POISON not in context, "a page was read before it was written"
         return context
 

@@ -148,7 +148,7 @@ def test_matches_what_was_computed_and_nothing_else(prompts: list[list[int]]) ->
     for tokens in prompts:
         limit = (len(tokens) - 1) // BLOCK
         shared = [
-            max((n for n in range(limit + 1) if old[: n * BLOCK] == tokens[: n * BLOCK] and n * BLOCK <= len(old)))
+            max(n for n in range(limit + 1) if old[: n * BLOCK] == tokens[: n * BLOCK] and n * BLOCK <= len(old))
             for old in seen
         ]
         assert hits(kv, tokens) == max(shared, default=0)
