@@ -1,0 +1,211 @@
+"""The command line and composition root: the one module of engine/ that may import rpc.
+
+Flags of `engine serve` are derived from the fields of EngineConfig and ServerOptions. Every error is
+one line on stderr; exit code 2 for usage and configuration, 1 for failure; `--debug` adds the
+traceback. Imports that cost time are inside the commands that need them.
+"""
+
+import asyncio
+import functools
+import logging
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import Field, fields
+from importlib import metadata
+from pathlib import Path
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+import click
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError, EngineError, InvalidRequest
+from engine.request import SamplingParams
+from loader.errors import CheckpointError
+from rpc.options import ServerOptions
+
+if TYPE_CHECKING:
+    from rpc.proto.engine.v1 import engine_pb2 as pb
+
+Command = TypeVar("Command", bound=Callable[..., None])
+
+USAGE, INTERRUPTED = 2, 130
+
+
+class BadUsage(click.ClickException):
+    """A setting or a request that cannot work as written; click's own errors exit with 1."""
+
+    exit_code = USAGE
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of `engine`; exits the process."""
+    try:
+        code = cli.main(arguments, prog_name="engine", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        code = USAGE
+    except click.ClickException as error:
+        click.echo(f"engine: error: {error.format_message()}", err=True)
+        code = error.exit_code
+    except click.Abort:
+        code = INTERRUPTED
+    sys.exit(code)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def cli() -> None:
+    """An LLM inference engine, served over gRPC."""
+
+
+def debuggable(command: Command) -> Command:
+    """Give a command `--debug`, and turn its exceptions into one line and an exit code."""
+
+    @click.option("--debug", is_flag=True, help="Print the traceback of an error.")
+    @functools.wraps(command)
+    def run(*args: Any, debug: bool, **kwargs: Any) -> None:
+        try:
+            command(*args, **kwargs)
+        except Exception as error:
+            if debug:
+                traceback.print_exc()
+            if isinstance(error, click.ClickException | click.exceptions.Exit):
+                raise
+            kind = BadUsage if isinstance(error, ConfigError | InvalidRequest) else click.ClickException
+            raise kind(_message(error)) from error
+
+    return run  # type: ignore[return-value]
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, EngineError | CheckpointError | OSError) and str(error):
+        return str(error)
+    return f"{type(error).__name__}: {error} (--debug shows where)"
+
+
+def settings(kind: type[Any], skip: Sequence[str] = ()) -> Callable[[Command], Command]:
+    """Add one flag per field of a dataclass; help texts and bounds are in the fields' metadata."""
+
+    def decorate(command: Command) -> Command:
+        hints = get_type_hints(kind)
+        for f in reversed(fields(kind)):
+            if f.name not in skip:
+                command = _flag(f, hints[f.name])(command)
+        return command
+
+    return decorate
+
+
+def _flag(f: Field[Any], hint: Any) -> Callable[[Command], Command]:
+    name = f.name.replace("_", "-")
+    keywords = {"default": f.default, "help": f.metadata["help"], "show_default": f.default is not None}
+    if hint is bool:
+        return click.option(f"--{name}/--no-{name}", **keywords)
+    return click.option(f"--{name}", type=_flag_type(hint, f.metadata.get("min"), f.metadata.get("max")), **keywords)
+
+
+def _flag_type(hint: Any, low: Any, high: Any) -> Any:
+    if isinstance(hint, UnionType):
+        hint = next(kind for kind in get_args(hint) if kind is not type(None))
+    if get_origin(hint) is Literal:
+        return click.Choice(get_args(hint))
+    if low is None and high is None:
+        return hint
+    return click.IntRange(low, high) if hint is int else click.FloatRange(low, high)
+
+
+@cli.command()
+@click.argument("folder", metavar="MODEL", required=False)
+@click.option("--model", help="Folder of a Hugging Face style checkpoint, in place of MODEL.")
+@settings(ServerOptions)
+@settings(EngineConfig, skip=["model"])
+@click.option(
+    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
+)
+@debuggable
+def serve(folder: str | None, model: str | None, log_level: str, **flags: Any) -> None:
+    """Serve MODEL over gRPC until SIGTERM or SIGINT; a second signal stops at once."""
+    if (folder is None) == (model is None):
+        raise click.UsageError("give the model once, as MODEL or as --model")
+    options = ServerOptions(**{f.name: flags.pop(f.name) for f in fields(ServerOptions)})
+    config = EngineConfig(model=folder or model or "", **flags)
+    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    import uvloop
+
+    uvloop.run(_serve(config, options))
+
+
+async def _serve(config: EngineConfig, options: ServerOptions) -> None:
+    from engine.engine import Engine
+    from rpc.server import Server
+
+    server = Server(Engine(config), options)
+    port = await server.start()
+    click.echo(f"listening on {options.host}:{port}")
+    await server.run()
+
+
+@cli.command()
+@click.argument("prompt", required=False)
+@click.option("--address", default="127.0.0.1:50051", show_default=True, help="Server to ask.")
+@click.option("--chat", is_flag=True, help="Send the prompt as a user's message through the chat template.")
+@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), help="Seconds until the request is cancelled.")
+@click.option("--max-tokens", type=int, default=256, show_default=True, help="Most tokens to produce.")
+@click.option("--min-tokens", type=int, help="No end before this many tokens.")
+@click.option("--temperature", type=float, help="0 is greedy.")
+@click.option("--top-p", type=float, help="Keep the likeliest tokens up to this mass.")
+@click.option("--top-k", type=int, help="Keep this many tokens.")
+@click.option("--min-p", type=float, help="Keep tokens at least this share as likely as the likeliest.")
+@click.option("--seed", type=int, help="Makes the answer repeatable.")
+@click.option("--stop", multiple=True, help="String that ends the answer; may be given more than once.")
+@click.option("--ignore-eos", is_flag=True, default=None, help="Go on past the model's own end.")
+@debuggable
+def generate(prompt: str | None, address: str, chat: bool, timeout: float | None, **sampling: Any) -> None:
+    """Stream the answer to PROMPT, or to standard input, from a running server."""
+    from rpc import client
+    from rpc.proto.engine.v1 import engine_pb2 as pb
+
+    given = {name: value for name, value in sampling.items() if value is not None}
+    # Checked here first: protobuf's own complaint about a negative number names no field.
+    SamplingParams(**given)
+    text = sys.stdin.read() if prompt is None else prompt
+    request = pb.GenerateRequest(sampling=pb.SamplingParams(**given))
+    if chat:
+        request.chat.CopyFrom(client.chat([{"role": "user", "content": text}]))
+    else:
+        request.text = text
+    asyncio.run(_generate(address, request, timeout))
+
+
+async def _generate(address: str, request: "pb.GenerateRequest", timeout: float | None) -> None:
+    import grpc
+
+    from rpc.client import Client, describe
+
+    try:
+        async with Client(address) as client:
+            async for response in client.generate(request, timeout=timeout):
+                for delta in response.deltas:
+                    click.echo(delta.text, nl=False)
+        click.echo()
+    except grpc.aio.AioRpcError as error:
+        raise click.ClickException(describe(error)) from error
+
+
+@cli.command("import")
+@click.argument("gguf", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
+@debuggable
+def import_(gguf: Path, folder: Path) -> None:
+    """Turn the file GGUF into a Hugging Face style checkpoint in DIR."""
+    from loader.gguf import import_gguf
+
+    import_gguf(gguf, folder)
+
+
+@cli.command()
+@debuggable
+def version() -> None:
+    """Print the version."""
+    click.echo(metadata.version("engine-llm"))

@@ -1,0 +1,95 @@
+"""One table from an error's type to its gRPC status, and the one place that ends a call with it.
+
+A bad field travels as `google.rpc.BadRequest` in the status details, so that a client needs no parsing.
+Cancellation is not an error here: CancelledError passes through untouched.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, NoReturn
+
+import grpc
+from google.protobuf import any_pb2
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from engine.errors import ConfigError, DeviceFault, EngineStopped, InvalidRequest, OverCapacity, RequestFault
+from loader.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
+
+STATUS_CODES: dict[type[Exception], grpc.StatusCode] = {
+    InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    OverCapacity: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    EngineStopped: grpc.StatusCode.UNAVAILABLE,
+    RequestFault: grpc.StatusCode.INTERNAL,
+    DeviceFault: grpc.StatusCode.INTERNAL,
+    CheckpointError: grpc.StatusCode.FAILED_PRECONDITION,
+    ConfigError: grpc.StatusCode.FAILED_PRECONDITION,
+}
+
+MAX_MESSAGE_BYTES = 1200
+"""Clients may refuse trailers above 8 KiB. A message is there percent-encoded (up to 3 times as long) and
+twice in base64 (4/3 each), 6.7 KiB in all."""
+
+
+def status_code(error: Exception) -> grpc.StatusCode:
+    """INTERNAL for a type the table does not know."""
+    for kind in type(error).__mro__:
+        if kind in STATUS_CODES:
+            return STATUS_CODES[kind]
+    return grpc.StatusCode.INTERNAL
+
+
+def to_status(error: Exception) -> grpc.Status:
+    """The status of `error`, with its field as a BadRequest violation where it names one."""
+    code = status_code(error)
+    known = any(kind in STATUS_CODES for kind in type(error).__mro__)
+    message = str(error) if known else f"internal error: {type(error).__name__}"
+    message = message.encode()[:MAX_MESSAGE_BYTES].decode(errors="ignore")
+    status = status_pb2.Status(code=code.value[0], message=message)
+    if isinstance(error, InvalidRequest):
+        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=message)
+        detail = any_pb2.Any()
+        detail.Pack(error_details_pb2.BadRequest(field_violations=[violation]))
+        status.details.append(detail)
+    return rpc_status.to_status(status)
+
+
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception) -> NoReturn:
+    """End the call with the status of `error`. Raises grpc.aio.AbortError, as `context.abort` does."""
+    status = to_status(error)
+    await context.abort(status.code, status.details, status.trailing_metadata)
+
+
+@asynccontextmanager
+async def reported(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
+    """Turn an exception of the body into the call's status."""
+    try:
+        yield
+    except grpc.aio.AbortError:
+        raise
+    except Exception as error:
+        if status_code(error) is grpc.StatusCode.INTERNAL:
+            logger.exception("call failed")
+        await abort(context, error)
+
+
+@asynccontextmanager
+async def within_deadline(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
+    """Hold the body to the call's deadline: a client that was cut off cannot cancel.
+
+    A call that comes too late does not run the body.
+    """
+    remaining = context.time_remaining()
+    if remaining is not None and remaining <= 0:
+        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline passed before the call began")
+    try:
+        async with asyncio.timeout(remaining) as scope:
+            yield
+    except TimeoutError:
+        if scope.expired():
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline passed")
+        raise

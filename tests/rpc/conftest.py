@@ -1,0 +1,56 @@
+"""A server over a fake engine on a free loopback port; it always stops with its test."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+
+import pytest
+
+from rpc.client import Client
+from rpc.options import ServerOptions
+from rpc.server import Server
+from tests.rpc.fake_engine import FakeEngine
+
+
+@dataclass
+class Served:
+    """A running server and everything a test needs to talk to it."""
+
+    engine: FakeEngine
+    server: Server
+    client: Client
+    port: int
+    run: asyncio.Task[None]
+
+
+Serving = Callable[..., AbstractAsyncContextManager[Served]]
+
+
+@pytest.fixture
+def serving() -> Serving:
+    """`async with serving(engine, **options) as served`; `wait=False` does not wait for SERVING."""
+
+    @asynccontextmanager
+    async def serve(engine: FakeEngine | None = None, *, wait: bool = True, **options: object) -> AsyncIterator[Served]:
+        engine = engine or FakeEngine()
+        server = Server(engine, ServerOptions(port=0, **options))
+        port = await server.start()
+        run = asyncio.create_task(server.run())
+        try:
+            async with Client(f"127.0.0.1:{port}") as client:
+                if wait:
+                    await client.wait_serving(30)
+                yield Served(engine, server, client, port, run)
+        finally:
+            server.stop()
+            server.stop()
+            await asyncio.wait([run])
+
+    return serve
+
+
+@pytest.fixture
+async def served(serving: Serving) -> AsyncIterator[Served]:
+    async with serving() as served:
+        yield served

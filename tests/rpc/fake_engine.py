@@ -1,0 +1,130 @@
+"""FakeEngine: `engine.engine.Engine` as the server sees it, driven by the test instead of a model.
+
+What the server asked for is in queues that the test awaits; what the engine would do (finish
+loading, produce a delta, run out of grace, fail) the test triggers. So no test sleeps.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+from engine.errors import EngineError, EngineStopped, InvalidRequest
+from engine.request import Delta, SamplingParams
+from engine.stream import OutputChannel, OutputStream
+
+INFO = SimpleNamespace(
+    model="/models/tiny", served_model_name="tiny", architecture="LlamaForCausalLM", max_model_len=2048,
+    vocab_size=49152, dtype="bfloat16", device="cpu: test", num_blocks=77, block_size=16, version="0.1.0",
+)  # fmt: skip
+
+
+@dataclass
+class Submission:
+    """One accepted request; the test writes its output."""
+
+    request_id: str
+    prompt: list[int]
+    params: SamplingParams
+    channel: OutputChannel
+
+    def push(self, text: str = "", ids: Sequence[int] = (), **more: object) -> None:
+        self.channel.push(Delta(index=0, text=text, token_ids=tuple(ids), **more))
+
+    def finish(self, text: str = "", ids: Sequence[int] = (), **more: object) -> None:
+        self.push(text, ids, **{"finish_reason": "stop", **more})
+
+
+class FakeEngine:
+    """`text` is tokenised to its code points, so that a test can read a prompt."""
+
+    def __init__(self, config: object = None) -> None:
+        self.state = "starting"
+        self.info = INFO
+        self.may_load = asyncio.Event()
+        self.may_load.set()
+        self.load_error: EngineError | None = None
+        self.refusal: Exception | None = None
+        self.submissions: asyncio.Queue[Submission] = asyncio.Queue()
+        self.aborts: asyncio.Queue[str] = asyncio.Queue()
+        self.live: dict[str, Submission] = {}
+        self.draining = asyncio.Event()
+        self.grace: float | None = None
+        self.grace_over = asyncio.Event()
+        self.all_ended = asyncio.Event()
+        self.failure: asyncio.Future[Exception] = asyncio.get_event_loop().create_future()
+
+    async def __aenter__(self) -> "FakeEngine":
+        await self.may_load.wait()
+        if self.load_error is not None:
+            raise self.load_error
+        self.state = "serving"
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self.state = "stopped"
+        self._end_all()
+
+    def generate(self, prompt: Sequence[int], params: SamplingParams, *, request_id: str | None = None) -> OutputStream:
+        if self.refusal is not None:
+            raise self.refusal
+        if self.state != "serving":
+            raise EngineStopped(f"the engine is {self.state}")
+        request_id = request_id or f"auto-{self.submissions.qsize()}"
+        if request_id in self.live:
+            raise InvalidRequest("request_id", f"{request_id!r} is live already")
+        submission = Submission(request_id, list(prompt), params, OutputChannel())
+        self.live[request_id] = submission
+        self.submissions.put_nowait(submission)
+        return OutputStream(request_id, list(prompt), submission.channel, self._dropped)
+
+    def abort(self, request_id: str) -> bool:
+        submission = self.live.pop(request_id, None)
+        if submission is not None:
+            submission.finish(finish_reason="abort")
+        return submission is not None
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return ([1] if add_special_tokens else []) + [ord(c) for c in text]
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        return "".join(map(chr, ids))
+
+    async def render_chat(
+        self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool = True, tools: object = None
+    ) -> list[int]:
+        text = "".join(f"<{m['role']}>{m['content']}" for m in messages)
+        return [ord(c) for c in text + ("<assistant>" if add_generation_prompt else "")]
+
+    async def drain(self, grace: float) -> None:
+        self.state, self.grace = "draining", grace
+        self.draining.set()
+        over = asyncio.ensure_future(self.grace_over.wait())
+        ended = asyncio.ensure_future(self._ended())
+        await asyncio.wait((over, ended), return_when=asyncio.FIRST_COMPLETED)
+        over.cancel()
+        ended.cancel()
+        self._end_all()
+
+    async def wait_failed(self) -> Exception:
+        return await asyncio.shield(self.failure)
+
+    def fail(self, error: EngineError) -> None:
+        """The loop dies of `error`."""
+        self.state = "failed"
+        for submission in self.live.values():
+            submission.channel.fail(error)
+        self.failure.set_result(error)
+
+    async def _ended(self) -> None:
+        if any(not s.channel.ended for s in self.live.values()):
+            await self.all_ended.wait()
+
+    def _end_all(self) -> None:
+        for submission in self.live.values():
+            submission.channel.fail(EngineStopped("the server is shutting down"))
+        self.live.clear()
+
+    def _dropped(self, request_id: str) -> None:
+        if self.live.pop(request_id, None) is not None:
+            self.aborts.put_nowait(request_id)
