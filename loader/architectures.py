@@ -136,16 +136,16 @@ def _without_nulls(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _architecture(config: Mapping[str, Any], path: Path) -> tuple[str, Architecture]:
     names = config.get("architectures")
-    if not isinstance(names, list) or len(names) != 1 or names[0] not in ARCHITECTURES:
-        found = names[0] if isinstance(names, list) and len(names) == 1 else names
-        raise CheckpointError(path, [f"architectures: {found!r} is not supported, expected {', '.join(ARCHITECTURES)}"])
-    architecture = ARCHITECTURES[names[0]]
+    name = names[0] if isinstance(names, list) and len(names) == 1 else names
+    if not isinstance(name, str) or name not in ARCHITECTURES:
+        raise CheckpointError(path, [f"architectures: {name!r} is not supported, expected {', '.join(ARCHITECTURES)}"])
+    architecture = ARCHITECTURES[name]
     model_type = config.get("model_type", architecture.model_type)
     if model_type != architecture.model_type:
         raise CheckpointError(
-            path, [f"model_type: {model_type!r} contradicts {names[0]}, expected {architecture.model_type!r}"]
+            path, [f"model_type: {model_type!r} contradicts {name}, expected {architecture.model_type!r}"]
         )
-    return names[0], architecture
+    return name, architecture
 
 
 def _attention(fields: Fields, hidden: int) -> tuple[int, int, int]:

@@ -8,6 +8,7 @@ Rules that callers rely on:
 Read next: `loader/architectures.py` (config.json), `loader/weights.py` (the tensors).
 """
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,7 +108,7 @@ def _generation_config(path: Path, config: Mapping[str, Any], vocab_size: int) -
     result = GenerationConfig(
         eos_token_ids=tuple(dict.fromkeys(ids)),
         bos_token_id=bos if type(bos) is int and 0 <= bos < vocab_size else None,
-        temperature=_optional_number(fields, "temperature", maximum=None),
+        temperature=_optional_number(fields, "temperature", maximum=sys.float_info.max),
         top_p=_optional_number(fields, "top_p", maximum=1.0),
         top_k=_optional_count(fields, "top_k"),
     )
@@ -117,19 +118,22 @@ def _generation_config(path: Path, config: Mapping[str, Any], vocab_size: int) -
 
 
 def _token_ids(file: str, value: Any, vocab_size: int, problems: list[str]) -> list[int]:
-    ids = [] if value is None else value if isinstance(value, list) else [value]
-    for token in ids:
-        if type(token) is not int or not 0 <= token < vocab_size:
+    """The valid ones of an id, a list of ids or null; the others go to `problems`."""
+    ids = []
+    for token in [] if value is None else value if isinstance(value, list) else [value]:
+        if type(token) is int and 0 <= token < vocab_size:
+            ids.append(token)
+        else:
             problems.append(f"{file}: eos_token_id: {token!r} is not a token id below {vocab_size}")
     return ids
 
 
-def _optional_number(fields: Fields, name: str, maximum: float | None) -> float | None:
+def _optional_number(fields: Fields, name: str, maximum: float) -> float | None:
     value = fields.get(name)
     if value is None:
         return None
-    if type(value) not in (int, float) or not 0.0 <= value <= (maximum or float("inf")):
-        fields.problem(name, f"{value!r} is out of range")
+    if type(value) not in (int, float) or not 0.0 <= value <= maximum:
+        fields.problem(name, f"{value!r} is not a number from 0 to {maximum:g}")
         return None
     return float(value)
 

@@ -97,11 +97,11 @@ def _open_shards(path: Path) -> dict[str, SafetensorsFile]:
     """The file of every tensor, by an index whose every entry has been checked against the shards."""
     index = path / INDEX_FILE
     weight_map = read_json_object(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
+    if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
         raise CheckpointError(index, ["weight_map: expected an object from tensor to file"])
     problems: list[str] = []
     shards: dict[str, SafetensorsFile] = {}
-    for shard in sorted({str(shard) for shard in weight_map.values()}):
+    for shard in sorted(set(weight_map.values())):
         if Path(shard).name != shard:
             problems.append(f"weight_map: {shard!r} is not the name of a file in the folder")
         elif not (path / shard).is_file():

@@ -1,0 +1,195 @@
+"""config.json in all the spellings that exist, and refusals by name."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loader.architectures import decoder_config
+from loader.decoder import DecoderConfig
+from loader.errors import CheckpointError
+from tests.loader.files import config
+
+PATH = Path("folder/config.json")
+
+
+def decoder(**changes: Any) -> DecoderConfig:
+    return decoder_config(config(**changes), PATH)
+
+
+def problems(**changes: Any) -> tuple[str, ...]:
+    with pytest.raises(CheckpointError) as caught:
+        decoder(**changes)
+    assert "folder/config.json" in str(caught.value)
+    return caught.value.problems
+
+
+def test_every_field_of_a_plain_config() -> None:
+    found = decoder()
+    assert (found.architecture, found.dtype, found.hidden_act) == ("LlamaForCausalLM", "bfloat16", "silu")
+    assert (found.vocab_size, found.hidden_size, found.intermediate_size, found.num_hidden_layers) == (512, 128, 256, 2)
+    assert (found.num_attention_heads, found.num_key_value_heads, found.head_dim) == (4, 2, 64)
+    assert (found.rms_norm_eps, found.max_position_embeddings, found.attention_scale) == (1e-5, 512, 0.125)
+    assert not (found.tie_word_embeddings or found.attention_bias or found.mlp_bias)
+    assert found.layer_windows == (None, None)
+    assert (found.rope.kind, found.rope.theta) == ("default", 10000.0)
+
+
+def test_what_transformers_leaves_out_has_its_defaults() -> None:
+    """The first Llama configs have neither biases nor rope nor tie_word_embeddings."""
+    dropped = dict.fromkeys(
+        ["attention_bias", "mlp_bias", "rope_parameters", "tie_word_embeddings", "hidden_act", "rms_norm_eps", "dtype"],
+        ...,
+    )
+    found = decoder(**dropped, max_position_embeddings=...)
+    assert found == decoder(
+        attention_bias=False,
+        mlp_bias=False,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        tie_word_embeddings=False,
+        hidden_act="silu",
+        rms_norm_eps=1e-6,
+        max_position_embeddings=2048,
+        dtype="float32",
+    )
+
+
+@pytest.mark.parametrize("absent", [..., None])
+def test_l15_head_dim(absent: Any) -> None:
+    shape = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4}
+    assert decoder(**shape, head_dim=32).head_dim == 32
+    assert decoder(**shape, head_dim=absent).head_dim == 16
+    assert decoder(**shape, head_dim=absent).attention_scale == 0.25
+
+
+def test_l15_head_dim_that_cannot_be() -> None:
+    assert problems(head_dim=33) == ("head_dim: 33 is odd, rotary positions need pairs",)
+    (problem,) = problems(head_dim=..., num_attention_heads=3, num_key_value_heads=3)
+    assert "num_attention_heads: 3 does not divide hidden_size 128" in problem
+
+
+@pytest.mark.parametrize("absent", [..., None])
+def test_l16_kv_heads_default_to_heads(absent: Any) -> None:
+    assert decoder(num_key_value_heads=absent).num_key_value_heads == 4
+    assert decoder(num_key_value_heads=1).num_key_value_heads == 1
+
+
+def test_l16_kv_heads_must_divide() -> None:
+    assert problems(num_key_value_heads=3) == ("num_key_value_heads: 3 does not divide num_attention_heads 4",)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"sliding_window": None},
+        {"sliding_window": 0},
+        {"sliding_window": 8, "use_sliding_window": False},
+        {"layer_types": ["full_attention", "full_attention"]},
+    ],
+)
+def test_l30_no_window(fields: dict[str, Any]) -> None:
+    assert decoder(**fields).layer_windows == (None, None)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"sliding_window": 8},
+        {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 1},
+        {"layer_types": ["full_attention", "sliding_attention"]},
+        {"layer_types": ["full_attention"]},
+    ],
+)
+def test_l30_windows_are_refused_at_load(fields: dict[str, Any]) -> None:
+    (problem,) = problems(**fields)
+    assert problem.split(":")[0] in fields
+
+
+@pytest.mark.parametrize("names", [["MambaForCausalLM"], [], None, "Mamba", ["LlamaForCausalLM"] * 2, [[]]])
+def test_unknown_architecture(names: Any) -> None:
+    (problem,) = problems(architectures=names)
+    assert problem.startswith("architectures: ") and "LlamaForCausalLM" in problem
+
+
+def test_model_type_must_agree() -> None:
+    assert "model_type: 'qwen2' contradicts" in problems(model_type="qwen2")[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("quantization_config", {"quant_method": "gptq", "bits": 4}),
+        ("attn_logit_softcapping", 50.0),
+        ("query_pre_attn_scalar", 256),
+        ("residual_multiplier", 0.22),
+        ("partial_rotary_factor", 0.5),
+        ("rope_interleaved", True),
+        ("is_encoder_decoder", True),
+        ("pruned_heads", {"0": [1]}),
+        ("a_field_of_next_year", 1),
+    ],
+)
+def test_fields_that_may_change_the_math_are_refused_by_name(name: str, value: Any) -> None:
+    (problem,) = problems(**{name: value})
+    assert problem.startswith(f"{name}: ")
+
+
+def test_quantization_is_refused_with_its_method() -> None:
+    assert problems(quantization_config={"quant_method": "gptq"}) == (
+        "quantization_config: quantization 'gptq' is not supported",
+    )
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"attn_logit_softcapping": None, "quantization_config": None},
+        {"pretraining_tp": 4, "attention_dropout": 0.1, "temperature": 0.7, "pruned_heads": {}},
+        {"rope_interleaved": False, "is_llama_config": True, "transformers.js_config": None},
+        {"_name_or_path": "x", "id2label": {"0": "a"}, "is_encoder_decoder": False, "partial_rotary_factor": 1.0},
+    ],
+)
+def test_fields_that_do_not_change_the_math_pass(fields: dict[str, Any]) -> None:
+    assert decoder(**fields) == decoder()
+
+
+@pytest.mark.parametrize(
+    ("fields", "dtype"),
+    [
+        ({"dtype": "float16"}, "float16"),
+        ({"dtype": ..., "torch_dtype": "float16"}, "float16"),
+        ({"dtype": "float16", "torch_dtype": "float16"}, "float16"),
+        ({"dtype": None}, "float32"),
+    ],
+)
+def test_dtype_in_both_spellings(fields: dict[str, Any], dtype: str) -> None:
+    assert decoder(**fields).dtype == dtype
+
+
+@pytest.mark.parametrize("fields", [{"torch_dtype": "float32"}, {"dtype": "float64"}, {"dtype": 1}])
+def test_dtype_refused(fields: dict[str, Any]) -> None:
+    assert problems(**fields)[0].startswith("dtype: ")
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, "128", True, [128], 1 << 40])
+@pytest.mark.parametrize("name", ["hidden_size", "num_hidden_layers", "vocab_size", "num_attention_heads"])
+def test_sizes_must_be_positive_integers(name: str, value: Any) -> None:
+    assert any(p.startswith(f"{name}: found {value!r}") for p in problems(**{name: value}))
+
+
+@pytest.mark.parametrize("value", [0, -1e-5, "1e-5", True, float("inf"), float("nan")])
+def test_eps_must_be_a_positive_number(value: Any) -> None:
+    assert problems(rms_norm_eps=value)[0].startswith("rms_norm_eps: ")
+
+
+def test_flags_and_activation() -> None:
+    assert problems(tie_word_embeddings="yes")[0].startswith("tie_word_embeddings: ")
+    assert problems(hidden_act="gelu") == ("hidden_act: 'gelu' is not supported, expected silu",)
+
+
+def test_everything_wrong_is_listed_at_once() -> None:
+    found = problems(hidden_size=..., vocab_size=0, hidden_act="relu", mystery=1, num_key_value_heads=3)
+    assert {p.split(":")[0] for p in found} == {
+        "hidden_size", "vocab_size", "hidden_act", "mystery", "num_key_value_heads"
+    }  # fmt: skip
+    assert "hidden_size: is missing, expected an integer" in found[0]

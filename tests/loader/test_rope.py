@@ -1,0 +1,140 @@
+"""RoPE fields in both spellings, and the frequencies against formulas written down elsewhere."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loader.architectures import decoder_config
+from loader.decoder import RopeConfig
+from loader.errors import CheckpointError
+from loader.rope import inverse_frequencies
+from tests.loader.files import config
+from tests.reference import reference_frequencies
+
+PATH = Path("config.json")
+
+LLAMA3 = {"factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+
+
+def old(scaling: Any, theta: Any = 10000.0, **changes: Any) -> RopeConfig:
+    values = config(**{"rope_parameters": ..., "rope_scaling": scaling, "rope_theta": theta} | changes)
+    return decoder_config(values, PATH).rope
+
+
+def new(parameters: Any, **changes: Any) -> RopeConfig:
+    return decoder_config(config(rope_parameters=parameters, **changes), PATH).rope
+
+
+def refused(**changes: Any) -> tuple[str, ...]:
+    with pytest.raises(CheckpointError) as caught:
+        decoder_config(config(**changes), PATH)
+    return caught.value.problems
+
+
+def test_l17_spellings_of_one_thing() -> None:
+    linear = RopeConfig(kind="linear", theta=10000.0, factor=2.0)
+    assert old({"type": "linear", "factor": 2}) == linear
+    assert old({"rope_type": "linear", "factor": 2.0}) == linear
+    assert old({"type": "linear", "rope_type": "linear", "factor": 2.0}) == linear
+    assert new({"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}) == linear
+    assert new({"rope_type": "linear", "factor": 2.0}, rope_theta=10000.0) == linear
+    both = {"type": "linear", "factor": 2.0}
+    assert old(both, rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}) == linear
+
+
+@pytest.mark.parametrize("scaling", [..., None, {}, {"type": "default"}, {"rope_type": "default"}])
+def test_l17_no_scaling(scaling: Any) -> None:
+    assert old(scaling, theta=5e5) == RopeConfig(kind="default", theta=5e5)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"rope_scaling": {"type": "linear", "rope_type": "yarn", "factor": 2.0}},
+        {"rope_scaling": {"type": "linear", "factor": 4.0}, "rope_parameters": {"rope_type": "linear", "factor": 2.0}},
+        {"rope_theta": 5e5},
+    ],
+)
+def test_l17_contradictions(fields: dict[str, Any]) -> None:
+    assert any("contradicts" in problem for problem in refused(**fields))
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope", "su", "mrope", 3])
+def test_l22_kinds_that_are_not_there_are_refused_by_name(kind: Any) -> None:
+    """`dynamic` would need tables by length; nothing is served with it rather than something wrong."""
+    problems = refused(rope_parameters={"rope_type": kind, "factor": 2.0, "rope_theta": 1e4})
+    assert any("rope_type" in p and f"{kind}" in p and "not supported" in p for p in problems)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "name"),
+    [
+        ({"rope_type": "linear"}, "factor"),
+        ({"rope_type": "linear", "factor": 0.5}, "factor"),
+        ({"rope_type": "linear", "factor": True}, "factor"),
+        ({"factor": 2.0}, "rope_type"),
+        ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}, "original_max"),
+        ({"rope_type": "llama3"} | LLAMA3 | {"high_freq_factor": 1.0}, "high_freq_factor"),
+        ({"rope_type": "linear", "factor": 2.0, "beta_fast": 3.0}, "beta_fast"),
+        ({"rope_type": "default", "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"rope_type": "default", "rope_theta": -1.0}, "rope_theta"),
+        ({"full_attention": {"rope_type": "default"}}, "full_attention"),
+        ("linear", "rope_parameters"),
+    ],
+)
+def test_broken_parameters_are_named(parameters: Any, name: str) -> None:
+    assert any(name in problem for problem in refused(rope_parameters=parameters))
+
+
+def test_l19_llama3_table() -> None:
+    rope = new({"rope_type": "llama3", "rope_theta": 500000.0} | LLAMA3)
+    found = inverse_frequencies(rope, 64)
+    plain = 500000.0 ** -(np.arange(32) / 32)
+    assert found.dtype == np.float64 and found.shape == (32,)
+    assert np.array_equal(found[:15], plain[:15])
+    assert np.all(found[15:18] < plain[15:18]) and np.all(found[15:18] > plain[15:18] / 32)
+    assert np.allclose(found[18:], plain[18:] / 32, rtol=1e-12)
+    assert np.allclose(found, reference_frequencies(rope, 64), rtol=1e-6)
+
+
+ropes = st.builds(
+    RopeConfig,
+    kind=st.sampled_from(["default", "linear", "llama3", "yarn"]),
+    theta=st.sampled_from([1e4, 1e5, 5e5, 1e6]),
+    factor=st.floats(1.0, 64.0),
+    low_freq_factor=st.floats(0.5, 2.0),
+    high_freq_factor=st.floats(3.0, 8.0),
+    original_max_position_embeddings=st.sampled_from([32, 2048, 8192, 32768]),
+    beta_fast=st.floats(16.0, 64.0),
+    beta_slow=st.floats(0.5, 4.0),
+    truncate=st.booleans(),
+)
+
+
+@given(ropes, st.sampled_from([2, 32, 64, 80, 128]))
+def test_tables_match_the_reference(rope: RopeConfig, head_dim: int) -> None:
+    found = inverse_frequencies(rope, head_dim)
+    assert np.allclose(found, reference_frequencies(rope, head_dim), rtol=1e-9, atol=0)
+    assert found[0] <= 1.0 and np.all(found > 0) and np.all(np.diff(found) <= 0)
+
+
+@pytest.mark.parametrize(
+    ("extra", "expected"),
+    [
+        ({}, 0.1 * math.log(4) + 1),
+        ({"attention_factor": 1.5}, 1.5),
+        ({"mscale": 0.707, "mscale_all_dim": 0.707}, 1.0),
+        ({"mscale": 1.0, "mscale_all_dim": 0.5}, (0.1 * math.log(4) + 1) / (0.05 * math.log(4) + 1)),
+        ({"finetuned": True}, 0.1 * math.log(4) + 1),
+    ],
+)
+def test_yarn_attention_factor(extra: dict[str, Any], expected: float) -> None:
+    rope = new({"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0} | extra)
+    assert rope.attention_factor == pytest.approx(expected, rel=1e-12)
+    assert rope.original_max_position_embeddings == 512  # max_position_embeddings
+    assert (rope.beta_fast, rope.beta_slow, rope.truncate) == (32.0, 1.0, True)
