@@ -1,0 +1,281 @@
+"""LLM: the engine offline, as a blocking call; names and results follow vLLM.
+
+The engine runs on an event loop of its own in a background thread, so that `LLM` works in scripts,
+in Jupyter (whose thread has a running loop) and from several threads at once. Invariants: no more
+requests are in flight than the engine's queue holds, however many prompts a call has; whatever ends
+a call early (an error, Ctrl-C), its other requests have left the engine when it returns.
+Read next: `engine/engine.py`.
+"""
+
+import asyncio
+import threading
+import weakref
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from contextlib import contextmanager, suppress
+from types import TracebackType
+from typing import Any, NamedTuple, Self, TypeVar
+
+import uvloop
+
+from engine.config import EngineConfig, config_from_mapping
+from engine.engine import Engine
+from engine.errors import EngineStopped, InvalidRequest
+from engine.request import CompletionOutput, Delta, RequestOutput, SamplingParams
+from engine.stream import OutputStream
+
+Prompt = str | Mapping[str, Any]
+"""Text, or {"prompt": text}, or {"prompt_token_ids": ids}."""
+
+T = TypeVar("T")
+
+
+class LLM:
+    """A model loaded for offline use; `close` (or `with`, or dropping it) gives its memory back."""
+
+    def __init__(self, model: str, **config: Any) -> None:
+        """Load the model; `config` are fields of EngineConfig.
+
+        Raises ConfigError, loader.errors.CheckpointError or DeviceFault.
+        """
+        settings = config_from_mapping({"model": model, **config})
+        self._thread = _EngineThread(settings)
+        self._slots = asyncio.Semaphore(settings.max_queued_requests)
+        self._finalizer = weakref.finalize(self, self._thread.close)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = False,
+    ) -> list[RequestOutput]:
+        """Complete every prompt; results come in the order of the prompts.
+
+        Args:
+            sampling_params: one for all, or one for each; None is SamplingParams().
+            use_tqdm: show a progress bar on stderr.
+
+        Raises:
+            InvalidRequest: a prompt or its parameters can't be served; a note says which prompt.
+                No other prompt's result is returned.
+            EngineStopped: the LLM was closed.
+            RequestFault, DeviceFault: the engine failed.
+        """
+        requests = _make_requests(prompts, sampling_params)
+        with _progress(len(requests), use_tqdm) as advance:
+            return self._thread.run(lambda engine: _generate(engine, self._slots, requests, advance))
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget every cached prefix; True if that was possible."""
+        return self._thread.run(lambda engine: engine.reset_prefix_cache())
+
+    def close(self) -> None:
+        """Stop the engine and wait until it has; idempotent."""
+        self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _EngineThread:
+    """An engine and its event loop in a daemon thread. Holds no reference to the LLM, which its finalizer needs."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._loop: asyncio.AbstractEventLoop
+        self._main: asyncio.Task[None]
+        self._loop_runs = threading.Event()
+        self._lock = threading.Lock()
+        self._takes_jobs = True
+        self._started: Future[Engine] = Future()
+        self._thread = threading.Thread(target=self._run, args=(config,), name="engine", daemon=True)
+        self._thread.start()
+        self._loop_runs.wait()
+        try:
+            self._engine = self._started.result()
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self, job: Callable[[Engine], Coroutine[Any, Any, T]]) -> T:
+        """Run a coroutine on the loop and wait; if the wait is interrupted, cancel it and wait until it has ended."""
+        result: Future[T] = Future()
+        tasks: list[asyncio.Task[T]] = []
+
+        def start() -> None:
+            tasks.append(self._loop.create_task(job(self._engine)))
+            tasks[0].add_done_callback(lambda task: _copy_outcome(task, result))
+
+        with self._lock:
+            if not self._takes_jobs:
+                raise EngineStopped("the LLM is closed")
+            self._loop.call_soon_threadsafe(start)
+        try:
+            return result.result()
+        finally:
+            if not result.done():
+                with suppress(RuntimeError):  # the loop has closed since, and the job has ended with it
+                    self._loop.call_soon_threadsafe(lambda: tasks[0].cancel())  # runs after start()
+                wait([result])
+
+    def close(self) -> None:
+        """Stop the engine and end the thread; does not wait when a finalizer runs it in that very thread."""
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._main.cancel)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self, config: EngineConfig) -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, suppress(asyncio.CancelledError):
+            runner.run(self._serve(config))
+
+    async def _serve(self, config: EngineConfig) -> None:
+        self._loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+        assert task is not None
+        self._main = task
+        self._loop_runs.set()
+        try:
+            async with Engine(config) as engine:
+                self._started.set_result(engine)
+                await asyncio.Event().wait()  # until cancelled by close()
+        except BaseException as error:
+            if self._started.done():
+                raise
+            self._started.set_exception(error)
+        finally:
+            with self._lock:
+                self._takes_jobs = False
+            await asyncio.sleep(0)  # jobs taken before that become tasks, which the runner cancels
+
+
+def _copy_outcome(task: asyncio.Task[T], result: Future[T]) -> None:
+    if task.cancelled():
+        result.set_exception(EngineStopped("the LLM was closed"))
+    elif (error := task.exception()) is not None:
+        result.set_exception(error)
+    else:
+        result.set_result(task.result())
+
+
+class _Request(NamedTuple):
+    prompt: str | list[int]
+    params: SamplingParams
+
+
+async def _generate(
+    engine: Engine, slots: asyncio.Semaphore, requests: Sequence[_Request], advance: Callable[[], None]
+) -> list[RequestOutput]:
+    """All requests, or the first error after every other request has ended."""
+
+    def end(_: asyncio.Task[RequestOutput]) -> None:
+        slots.release()
+        advance()
+
+    tasks: list[asyncio.Task[RequestOutput]] = []
+    try:
+        async with asyncio.TaskGroup() as group:
+            # One after another: unseeded requests draw their seeds in the order of submission.
+            for i, request in enumerate(requests):
+                stream = await _submit(engine, slots, request, i)
+                tasks.append(group.create_task(_collect(stream, request.prompt)))
+                tasks[-1].add_done_callback(end)
+    except BaseExceptionGroup as errors:
+        first = errors.exceptions[0]
+    else:
+        return [task.result() for task in tasks]
+    raise first  # here, where the group is not its context
+
+
+async def _submit(engine: Engine, slots: asyncio.Semaphore, request: _Request, i: int) -> OutputStream:
+    """Queue a request as soon as a slot is free; the slot stays taken unless this fails."""
+    prompt, params = request
+    await slots.acquire()
+    try:
+        return engine.generate(await engine.tokenize(prompt) if isinstance(prompt, str) else prompt, params)
+    except BaseException as error:
+        slots.release()
+        error.add_note(f"in prompts[{i}]")
+        raise
+
+
+async def _collect(stream: OutputStream, prompt: str | list[int]) -> RequestOutput:
+    text = prompt if isinstance(prompt, str) else None
+    output = RequestOutput(stream.request_id, text, stream.prompt_token_ids, None, [])
+    texts: dict[int, list[str]] = {}
+    try:
+        async for delta in stream:
+            _add(output, texts, delta)
+    except asyncio.CancelledError:
+        stream.cancel()
+        async for _ in stream:  # until the engine has let go of it
+            pass
+        raise
+    for choice in output.outputs:
+        choice.text = "".join(texts[choice.index])
+    return output
+
+
+def _add(output: RequestOutput, texts: dict[int, list[str]], delta: Delta) -> None:
+    if not output.outputs:
+        output.num_cached_tokens = delta.num_cached_tokens
+        if delta.prompt_logprobs is not None:
+            output.prompt_logprobs = list(delta.prompt_logprobs)
+    if delta.index not in texts:
+        texts[delta.index] = []
+        output.outputs.append(CompletionOutput(delta.index))
+        output.outputs.sort(key=lambda choice: choice.index)
+    choice = next(c for c in output.outputs if c.index == delta.index)
+    texts[delta.index].append(delta.text)
+    choice.token_ids += delta.token_ids
+    if delta.logprobs is not None:
+        choice.logprobs = (choice.logprobs or []) + list(delta.logprobs)
+    if delta.finish_reason is not None:
+        choice.finish_reason, choice.stop_reason = delta.finish_reason, delta.stop_reason
+
+
+def _make_requests(
+    prompts: Prompt | Sequence[Prompt], sampling_params: SamplingParams | Sequence[SamplingParams] | None
+) -> list[_Request]:
+    """Raises InvalidRequest."""
+    many = [prompts] if isinstance(prompts, (str, Mapping)) else list(prompts)
+    if sampling_params is None:
+        sampling_params = SamplingParams()
+    params = [sampling_params] * len(many) if isinstance(sampling_params, SamplingParams) else list(sampling_params)
+    if len(params) != len(many):
+        raise InvalidRequest("sampling_params", f"{len(params)} for {len(many)} prompts; give one, or one for each")
+    return [_make_request(i, prompt, p) for i, (prompt, p) in enumerate(zip(many, params, strict=True))]
+
+
+def _make_request(i: int, prompt: Prompt, params: SamplingParams) -> _Request:
+    if isinstance(prompt, str):
+        return _Request(prompt, params)
+    keys = sorted(prompt) if isinstance(prompt, Mapping) else None
+    if keys == ["prompt"] and isinstance(prompt["prompt"], str):
+        return _Request(prompt["prompt"], params)
+    if keys == ["prompt_token_ids"] and not isinstance(prompt["prompt_token_ids"], str):
+        return _Request(list(prompt["prompt_token_ids"]), params)
+    found = f"keys {keys}" if keys is not None else type(prompt).__name__
+    raise InvalidRequest(
+        "prompts", f'[{i}]: expected a string, {{"prompt": string}} or {{"prompt_token_ids": list}}, found {found}'
+    )
+
+
+@contextmanager
+def _progress(total: int, show: bool) -> Iterator[Callable[[], None]]:
+    """Yields what to call, from any thread, when a prompt is done."""
+    if not show:
+        yield lambda: None
+        return
+    # rich takes 60 ms to import, for a bar that few calls show
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("Processed prompts"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        bar = progress.add_task("", total=total)
+        yield lambda: progress.advance(bar)

@@ -1,0 +1,89 @@
+"""TextTokenizer: text to ids and back, with the rules about special tokens in one place.
+
+Wraps a `tokenizers.Tokenizer` and is immutable after construction, so that one instance serves
+every request and thread. Read next: `engine/text/detokenizer.py` (incremental text),
+`engine/text/chat.py` (what `encode_rendered` receives).
+"""
+
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer
+
+from engine.errors import InvalidRequest
+
+_MAX_ID = (1 << 32) - 1
+
+
+class TextTokenizer:
+    """A checkpoint's tokenizer.
+
+    Attributes:
+        bos_id: the id that the tokenizer's post-processor puts before a text, None if it puts none.
+        special_ids: ids left out of the text under `skip_special_tokens`.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Takes over `tokenizer`: truncation and padding saved in its file are switched off."""
+        # Saved by training scripts; they would silently cut a long prompt.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer = tokenizer
+        added = tokenizer.get_added_tokens_decoder()
+        self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        probe = tokenizer.encode("a")
+        self.bos_id: int | None = probe.ids[0] if probe.special_tokens_mask[:1] == [1] else None
+        self._bos_text = "" if self.bos_id is None else (tokenizer.id_to_token(self.bos_id) or "")
+        self._anchor = tokenizer.encode("a", add_special_tokens=False).ids[-1:]
+        self._anchor_len = len(self.decode(self._anchor))
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, added ones included; a model's padded vocabulary may be larger."""
+        return self._tokenizer.get_vocab_size(with_added_tokens=True)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Ids of a raw prompt.
+
+        With `add_special_tokens` the post-processor's tokens (usually BOS) are added even if the
+        text begins with the BOS text already, as transformers and vLLM do. Raises InvalidRequest.
+        """
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        except (TypeError, UnicodeError) as e:
+            reason = "holds a lone surrogate" if isinstance(text, str) else f"expected str, found {type(text).__name__}"
+            raise InvalidRequest("prompt", reason) from e
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """Ids of a rendered chat template: exactly one BOS where the model has one.
+
+        The post-processor's BOS is added unless the text begins with its text; nothing else is
+        added, in particular no EOS. Raises InvalidRequest.
+        """
+        ids = self.encode(text, add_special_tokens=False)
+        if self.bos_id is None or text.startswith(self._bos_text):
+            return ids
+        return [self.bos_id, *ids]
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """One-shot decode; ids that the tokenizer doesn't know are "". Raises InvalidRequest."""
+        for i in token_ids:
+            if not 0 <= i <= _MAX_ID:
+                raise InvalidRequest("token_ids", f"{i} is not a token id")
+        return self._tokenizer.decode(token_ids, skip_special_tokens)
+
+    def decode_window(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+        """`decode` for ids known to be valid, without the check."""
+        return self._tokenizer.decode(token_ids, skip_special_tokens)
+
+    def is_visible(self, token_id: int, skip_special_tokens: bool) -> bool:
+        """Whether `decode` looks at this id at all."""
+        if skip_special_tokens and token_id in self.special_ids:
+            return False
+        return self._tokenizer.id_to_token(token_id) is not None
+
+    def token_text(self, token_id: int) -> str:
+        """Text of one token inside a sentence: its leading space kept, special tokens spelled out.
+
+        A part of a character is U+FFFD, an unknown id is "".
+        """
+        return self.decode([*self._anchor, token_id], skip_special_tokens=False)[self._anchor_len :]
