@@ -1,0 +1,220 @@
+"""Every op of the cpu device but attention: what one thread of a team does of it.
+
+Each function takes its row of the program's table, whose columns are the fields of the dataclass of the same name in
+`engine/devices/cpu/program.py`. Matrices are row-major with rows padded to 16 lanes; pad lanes are
+always zero. Threads split rows, or columns where one row must feed them all; the split never changes a
+value. Read next: `engine/devices/cpu/attention.py`, `engine/devices/cpu/interpreter.py`.
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"
+
+import numpy as np
+
+from engine.devices.cpu.jit import inner
+from engine.devices.cpu.layout import LANES, ROW_TILE
+from engine.devices.cpu.native import call_dots
+from engine.devices.cpu.simd import (
+    bfloat_to_float,
+    exp,
+    f32_pointer,
+    f64_from_bits,
+    f64_pointer,
+    half_to_float,
+    i32_pointer,
+    i64_pointer,
+    keep_lanes,
+    load,
+    put,
+    reduce_add,
+    splat,
+    store,
+    u16_pointer,
+)
+
+
+@inner
+def pad(width):
+    """`width` rounded up to whole vectors."""
+    return (width + LANES - 1) // LANES * LANES
+
+
+@inner
+def share(count, thread, threads):
+    """This thread's part [begin, end) of `count` units."""
+    return count * thread // threads, count * (thread + 1) // threads
+
+
+@inner
+def embedding(op, rows, thread, threads):
+    """op: ids (int32), weight, weight dtype code (0 float32, 1 bfloat16, 2 float16), out, width."""
+    ids, out, width = i32_pointer(op[1]), f32_pointer(op[4]), op[5]
+    begin, end = share(rows, thread, threads)
+    for row in range(begin, end):
+        source, target = ids[row] * width, row * pad(width)
+        if op[3] == 0:
+            single = f32_pointer(op[2])
+            for i in range(width):
+                out[target + i] = single[source + i]
+        elif op[3] == 1:
+            bfloat = u16_pointer(op[2])
+            for i in range(width):
+                out[target + i] = bfloat_to_float(bfloat[source + i])
+        else:
+            half = u16_pointer(op[2])
+            for i in range(width):
+                out[target + i] = half_to_float(half[source + i])
+        for i in range(width, pad(width)):
+            out[target + i] = np.float32(0.0)
+
+
+@inner
+def select_rows(op, rows, thread, threads):
+    """op: indices (int32), x, out, width."""
+    indices, x, out, stride = i32_pointer(op[1]), f32_pointer(op[2]), f32_pointer(op[3]), pad(op[4])
+    begin, end = share(rows, thread, threads)
+    for row in range(begin, end):
+        for i in range(0, stride, LANES):
+            store(out, row * stride + i, load(x, indices[row] * stride + i))
+
+
+@inner
+def rms_norm(op, rows, thread, threads):
+    """op: x, weight, out, width, eps (float64 bits), out is bfloat16."""
+    if op[6] == 1:
+        _rms_norm(op, u16_pointer(op[3]), rows, thread, threads)
+    else:
+        _rms_norm(op, f32_pointer(op[3]), rows, thread, threads)
+
+
+@inner
+def _rms_norm(op, out, rows, thread, threads):
+    x, weight, width = f32_pointer(op[1]), f32_pointer(op[2]), op[4]
+    eps, stride = f64_from_bits(op[5]), pad(op[4])
+    begin, end = share(rows, thread, threads)
+    for row in range(begin, end):
+        squares = splat(np.float32(0.0))
+        for i in range(0, stride, LANES):
+            v = load(x, row * stride + i)
+            squares = squares + v * v
+        mean = np.float64(reduce_add(squares)) / width
+        scale = splat(np.float32(1.0 / np.sqrt(mean + eps)))
+        for i in range(0, stride, LANES):
+            store(out, row * stride + i, load(x, row * stride + i) * scale * load(weight, i))
+
+
+@inner
+def linear(op, rows, thread, threads):
+    """op: x, out, k, n, panels, number of panels, bias or 0, adds to out, x is bfloat16, dots, scratch, its stride.
+
+    panels: [number, 3] int64 of packed address, first column, columns.
+    """
+    panels = i64_pointer(op[5])
+    x_stride = pad(op[3]) * (2 if op[9] == 1 else 4)
+    c_size = 4 if op[9] == 1 else 8
+    scratch = op[11] + thread * op[12]
+    begin, end = share(op[6], thread, threads)
+    for panel in range(begin, end):
+        packed, first, columns = panels[3 * panel], panels[3 * panel + 1], panels[3 * panel + 2]
+        for row in range(0, rows, ROW_TILE):
+            m = min(ROW_TILE, rows - row)
+            a = op[1] + row * x_stride
+            call_dots(op[10], a, packed, scratch, m, columns, op[3], x_stride, pad(columns) * c_size)
+            if op[9] == 1:
+                _finish_panel(op, f32_pointer(scratch), row, m, first, columns)
+            else:
+                _finish_panel(op, f64_pointer(scratch), row, m, first, columns)
+
+
+@inner
+def _finish_panel(op, c, row, m, first, columns):
+    """Move a product from scratch to its place, with bias and residual."""
+    out, bias = f32_pointer(op[2]), f32_pointer(op[7])
+    zero = splat(np.float32(0.0))
+    for i in range(m):
+        target = (row + i) * pad(op[4]) + first
+        for column in range(0, columns, LANES):
+            value = load(c, i * pad(columns) + column)
+            if op[7] != 0:
+                value = value + load(bias, first + column)
+            if column + LANES > columns:
+                value = keep_lanes(value, 0, columns - column, zero)
+            if op[8] == 1:
+                value = value + load(out, target + column)
+            store(out, target + column, value)
+
+
+@inner
+def silu_and_mul(op, rows, thread, threads):
+    """op: gate_up, out, width, out is bfloat16. gate_up rows hold `width` gates, then `width` ups."""
+    if op[4] == 1:
+        _silu_and_mul(op, u16_pointer(op[2]), rows, thread, threads)
+    else:
+        _silu_and_mul(op, f32_pointer(op[2]), rows, thread, threads)
+
+
+@inner
+def _silu_and_mul(op, out, rows, thread, threads):
+    x, width = f32_pointer(op[1]), op[3]
+    one, zero = splat(np.float32(1.0)), splat(np.float32(0.0))
+    vectors, stride = pad(width) // LANES, pad(2 * width)
+    begin, end = share(rows * vectors, thread, threads)
+    for vector in range(begin, end):
+        row, i = vector // vectors, vector % vectors * LANES
+        gate, up = load(x, row * stride + i), load(x, row * stride + width + i)
+        value = gate / (one + exp(zero - gate)) * up
+        if i + LANES > width:
+            value = keep_lanes(value, 0, width - i, zero)
+        store(out, row * pad(width) + i, value)
+
+
+@inner
+def rope_and_cache(op, rows, thread, threads):
+    """op: qkv, queries, keys pages, values pages, cosines and sines, block table, token rows, token positions,
+    heads, kv heads, head_dim, block_size, blocks per row, pages are bfloat16, attention scale (float64 bits)."""
+    if op[14] == 1:
+        _rope_and_cache(op, u16_pointer(op[3]), u16_pointer(op[4]), rows, thread, threads)
+    else:
+        _rope_and_cache(op, f32_pointer(op[3]), f32_pointer(op[4]), rows, thread, threads)
+
+
+@inner
+def _rope_and_cache(op, keys, values, rows, thread, threads):
+    qkv, queries, table = f32_pointer(op[1]), f32_pointer(op[2]), i32_pointer(op[6])
+    token_rows, positions = i32_pointer(op[7]), i32_pointer(op[8])
+    heads, kv_heads, size, block_size = op[9], op[10], op[11], op[12]
+    scale, stride = np.float32(f64_from_bits(op[15])), pad((heads + 2 * kv_heads) * size)
+    padded, lanes = pad(size), pad(block_size)
+    begin, end = share(rows, thread, threads)
+    for token in range(begin, end):
+        position = np.int64(positions[token])
+        block = np.int64(table[token_rows[token] * op[13] + position // block_size])
+        slot = position % block_size
+        x = token * stride
+        for head in range(heads):
+            _rotate(qkv, x + head * size, op[5], position, size, scale, queries, (token * heads + head) * padded, 1)
+            for i in range(size, padded):
+                queries[(token * heads + head) * padded + i] = np.float32(0.0)
+        for head in range(kv_heads):
+            page = block * kv_heads + head
+            key, value = x + (heads + head) * size, x + (heads + kv_heads + head) * size
+            one = np.float32(1.0)
+            _rotate(qkv, key, op[5], position, size, one, keys, page * padded * lanes + slot, lanes)
+            for i in range(size, padded):
+                put(keys, page * padded * lanes + slot + i * lanes, np.float32(0.0))
+            for i in range(padded):
+                v = qkv[value + i] if i < size else np.float32(0.0)
+                put(values, (page * block_size + slot) * padded + i, v)
+
+
+@inner
+def _rotate(x, source, angles, position, size, scale, out, target, step):
+    """Half-split rotary embedding of one head; element i goes to out[target + i * step]."""
+    half = size // 2
+    table = f32_pointer(angles)
+    cosines = position * size
+    sines = cosines + half
+    for i in range(half):
+        cosine, sine = table[cosines + i], table[sines + i]
+        a, b = x[source + i], x[source + half + i]
+        put(out, target + i * step, (a * cosine - b * sine) * scale)
+        put(out, target + (half + i) * step, (b * cosine + a * sine) * scale)

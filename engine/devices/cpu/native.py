@@ -1,0 +1,62 @@
+"""What Numba code needs from outside Python: a call by address, atomics, a barrier, giving up the time slice.
+
+Addresses are plain int64 arguments, never compiled-in constants, so that the on-disk cache of compiled code stays
+valid from one process to the next. Read next: `engine/devices/cpu/interpreter.py`.
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"
+
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+_I64 = ir.IntType(64)
+_SPINS_BEFORE_YIELD = 4000
+"""About 10 us: longer than threads drift apart within one op, shorter than a scheduler's time slice."""
+
+sched_yield = types.ExternalFunction("sched_yield", types.int32())
+
+
+@intrinsic
+def call_dots(typingctx, function, a, packed, c, m, n, k, a_stride, c_stride):
+    """NumKong's `nk_dots_packed_*(a, packed, c, m, n, k, a_stride, c_stride)` at address `function`."""
+
+    def codegen(context, builder, signature, args):
+        kind = ir.FunctionType(ir.VoidType(), [_I64] * 8)
+        builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 9), codegen
+
+
+@intrinsic
+def atomic_add(typingctx, pointer, index, value):
+    """Sequentially consistent fetch-and-add on pointer[index]; the value before."""
+
+    def codegen(context, builder, signature, args):
+        return builder.atomic_rmw("add", builder.gep(args[0], [args[1]]), args[2], "seq_cst")
+
+    return types.int64(pointer, types.int64, types.int64), codegen
+
+
+@intrinsic
+def atomic_load(typingctx, pointer, index):
+    """Acquiring load of pointer[index]."""
+
+    def codegen(context, builder, signature, args):
+        return builder.load_atomic(builder.gep(args[0], [args[1]]), "acquire", 8)
+
+    return types.int64(pointer, types.int64), codegen
+
+
+@njit
+def barrier(sync, threads, passed):
+    """Wait until all threads have arrived; `sync[0]` counts arrivals, `passed` earlier barriers of this run."""
+    target = threads * (passed + 1)
+    if atomic_add(sync, 0, 1) + 1 == target:
+        return
+    spins = 0
+    while atomic_load(sync, 0) < target:
+        spins += 1
+        if spins >= _SPINS_BEFORE_YIELD:
+            sched_yield()

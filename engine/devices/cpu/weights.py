@@ -1,0 +1,109 @@
+"""Weights as the kernels read them: packed panels, float32 vectors, and the embedding where it lies.
+
+One tensor at a time goes from the memory map into its packed form, and its pages are given back; only the embedding
+is gathered from the map itself, so that a tied one has no second unpacked copy.
+"""
+
+import mmap
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.devices.cpu.layout import ALIGNMENT, aligned_bytes, padded, panel_widths
+from engine.devices.cpu.numkong import PackedProduct
+from loader.weights import WeightSource
+
+EMBEDDING_CODES = {np.dtype(np.float32): 0, np.dtype(ml_dtypes.bfloat16): 1, np.dtype(np.float16): 2}
+
+
+@dataclass(slots=True)
+class Weights:
+    """Asked for by name at link time; keeps what it handed out addresses of.
+
+    Attributes:
+        product: decides the dtype and the packing.
+        threads: panels are cut so that each thread gets equally many.
+        pool: packs panels in parallel.
+        advance: told the bytes of every tensor done.
+    """
+
+    source: WeightSource
+    product: PackedProduct
+    threads: int
+    pool: Executor
+    advance: Callable[[int], None]
+    nbytes: int = 0
+    _kept: list[NDArray[Any]] = field(default_factory=list)
+
+    def embedding(self, name: str) -> tuple[int, int]:
+        """Address of the tensor's own memory, and its dtype's code."""
+        tensor = np.ascontiguousarray(self.source.tensor(name))
+        self._kept.append(tensor)
+        return tensor.ctypes.data, EMBEDDING_CODES[tensor.dtype]
+
+    def vector(self, names: Sequence[str]) -> int:
+        """Address of the tensors side by side as float32, zero up to the next whole vector; 0 for none."""
+        if not names:
+            return 0
+        parts = [self.source.tensor(name) for name in names]
+        width = sum(len(part) for part in parts)
+        values = self._keep(4 * padded(width)).view(np.float32)
+        values[:] = 0.0
+        np.concatenate(parts, out=values[:width], casting="unsafe")
+        self.advance(sum(part.nbytes for part in parts))
+        return int(values.ctypes.data)
+
+    def panels(self, names: Sequence[str]) -> tuple[int, int]:
+        """Pack the tensors' rows as one weight; address and length of its panel table."""
+        parts = [self.source.tensor(name) for name in names]
+        rows = [part.astype(self.product.dtype, copy=False) for part in parts]
+        weight = np.ascontiguousarray(rows[0] if len(rows) == 1 else np.concatenate(rows))
+        widths = panel_widths(len(weight), self.threads)
+        sizes = [_aligned(self.product.packed_nbytes(width, weight.shape[1])) for width in widths]
+        memory = self._keep(sum(sizes))
+        table = np.zeros((len(widths), 3), np.int64)
+        table[:, 0] = memory.ctypes.data + np.cumsum([0, *sizes[:-1]])
+        table[:, 1] = np.cumsum([0, *widths[:-1]])
+        table[:, 2] = widths
+        self._kept.append(table)
+        list(self.pool.map(lambda p: self.product.pack(weight[p[1] : p[1] + p[2]], int(p[0])), table))
+        for part in parts:
+            release_pages(part)
+            self.advance(part.nbytes)
+        return int(table.ctypes.data), len(table)
+
+    def _keep(self, nbytes: int) -> NDArray[np.uint8]:
+        memory = aligned_bytes(nbytes)
+        self._kept.append(memory)
+        self.nbytes += nbytes
+        return memory
+
+
+def packed_nbytes(product: PackedProduct, n: int, k: int, threads: int) -> int:
+    """Memory that `Weights.panels` takes for an [n, k] weight."""
+    return sum(_aligned(product.packed_nbytes(width, k)) for width in panel_widths(n, threads))
+
+
+def release_pages(tensor: NDArray[Any]) -> None:
+    """Drop a tensor's pages from this process when it is a view of a memory map; the file's cache keeps them."""
+    base: Any = tensor
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if isinstance(base, memoryview):
+        base = base.obj
+    if not isinstance(base, mmap.mmap) or not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    offset = tensor.ctypes.data - np.frombuffer(base, np.uint8).ctypes.data
+    begin = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
+    end = (offset + tensor.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if end > begin:
+        base.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
