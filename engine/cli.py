@@ -8,6 +8,7 @@ traceback. Imports that cost time are inside the commands that need them.
 import asyncio
 import functools
 import logging
+import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -41,6 +42,8 @@ class BadUsage(click.ClickException):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of `engine`; exits the process."""
+    # grpc's C core logs connection events to stderr, beside our one line; it reads this when imported.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         code = cli.main(arguments, prog_name="engine", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:

@@ -49,6 +49,7 @@ class FakeEngine:
         self.aborts: asyncio.Queue[str] = asyncio.Queue()
         self.live: dict[str, Submission] = {}
         self.draining = asyncio.Event()
+        self.drained = asyncio.Event()
         self.grace: float | None = None
         self.grace_over = asyncio.Event()
         self.all_ended = asyncio.Event()
@@ -105,6 +106,7 @@ class FakeEngine:
         over.cancel()
         ended.cancel()
         self._end_all()
+        self.drained.set()
 
     async def wait_failed(self) -> Exception:
         return await asyncio.shield(self.failure)

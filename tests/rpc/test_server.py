@@ -1,5 +1,6 @@
 """The server's life: ports, health, reflection, drain, failure; and the unary calls."""
 
+import asyncio
 import os
 import signal
 import socket
@@ -37,6 +38,15 @@ async def test_a_taken_port_is_an_error_that_names_it(served: Served) -> None:
     second = Server(FakeEngine(), ServerOptions(port=served.port))
     with pytest.raises(OSError, match=rf"^cannot listen on 127\.0\.0\.1:{served.port}: address already in use$"):
         await second.start()
+
+
+async def test_nobody_can_share_the_port(served: Served) -> None:
+    """With SO_REUSEPORT on, Linux would give a second server half of the calls."""
+    with socket.socket() as second:
+        second.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        with pytest.raises(OSError, match="in use"):
+            second.bind(("127.0.0.1", served.port))
+            second.listen()
 
 
 async def test_a_host_that_is_not_here_is_an_error_that_names_it() -> None:
@@ -154,6 +164,37 @@ async def test_a_second_signal_stops_at_once(serving: Serving) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         await served.run  # although neither the stream nor the grace time has ended
         assert await code_of(call.read()) in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+
+
+class SlowClient:
+    """The context of a call whose client does not read until told to."""
+
+    def __init__(self) -> None:
+        self.writing = asyncio.Event()
+        self.reads = asyncio.Event()
+
+    def time_remaining(self) -> None:
+        return None
+
+    async def write(self, response: pb.GenerateResponse) -> None:
+        self.writing.set()
+        await self.reads.wait()
+
+
+async def test_a_drain_waits_for_a_slow_reader_of_a_finished_request() -> None:
+    engine, client = FakeEngine(), SlowClient()
+    server = Server(engine, ServerOptions(port=0))
+    async with engine:
+        call = asyncio.create_task(server._servicer.Generate(HELLO, client))
+        (await engine.submissions.get()).finish("end")
+        await client.writing.wait()
+        drain = asyncio.create_task(server._drain())
+        await engine.drained.wait()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not drain.done()
+        client.reads.set()
+        await asyncio.gather(drain, call)
 
 
 async def test_the_port_is_free_after_the_end(serving: Serving) -> None:
