@@ -274,8 +274,8 @@ class Engine:
             raise InvalidRequest("messages", "the model has no chat template")
         text = self._chat_template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt)
         if len(text) <= LONG_TEXT:
-            return tokenizer.encode_chat(text)
-        return await asyncio.to_thread(tokenizer.encode_chat, text)
+            return tokenizer.encode_rendered(text)
+        return await asyncio.to_thread(tokenizer.encode_rendered, text)
 
     def _need_tokenizer(self, field: str) -> TextTokenizer:
         if self._tokenizer is None:

@@ -59,6 +59,8 @@ class EngineLoop:
 
     async def _iterate(self) -> None:
         self._intake()
+        if self.state == "stopped":
+            return
         step = self.scheduler.schedule()
         self._inbox.num_waiting = len(self.scheduler.waiting)
         if step is not None:
