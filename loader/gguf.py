@@ -64,6 +64,7 @@ def import_gguf(source: Path, target: Path, show: bool | None = None) -> Path:
     config = _config(source, metadata, tensors)
     decoder = decoder_config(config, source)
     sources = _assign(source, decoder, tensors)
+    tokenizer = build_tokenizer(source, metadata)
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.partial")
     partial.mkdir()
@@ -71,7 +72,7 @@ def import_gguf(source: Path, target: Path, show: bool | None = None) -> Path:
         _write_json(partial / CONFIG_FILE, config)
         _write_json(partial / GENERATION_FILE, special_token_ids(metadata))
         _write_json(partial / TOKENIZER_CONFIG_FILE, tokenizer_config(metadata))
-        build_tokenizer(source, metadata).save(str(partial / TOKENIZER_FILE))
+        tokenizer.save(str(partial / TOKENIZER_FILE))
         _write_weights(source, partial / SINGLE_FILE, decoder, sources, show)
         os.rename(partial, target)
     except BaseException:

@@ -5,6 +5,7 @@ words is only named (`tokenizer.ggml.pre`), and "llama", SentencePiece BPE, whos
 the scores. Ids of type "unused" (padding rows) get no token: they decode to empty text.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from enum import IntEnum
 from pathlib import Path
@@ -41,10 +42,8 @@ def build_tokenizer(source: Path, metadata: Metadata) -> Tokenizer:
     """Raises CheckpointError naming a tokenizer model or pre-tokenizer that is not supported."""
     tokens: list[str] = metadata.get("tokenizer.ggml.tokens", [])
     types: list[int] = metadata.get("tokenizer.ggml.token_type", [TokenType.NORMAL] * len(tokens))
+    _check_vocabulary(source, metadata, tokens, types)
     vocab = {token: i for i, token in enumerate(tokens) if types[i] != TokenType.UNUSED}
-    if len(vocab) != len(tokens) - types.count(TokenType.UNUSED):
-        twice = sorted({token for token in vocab if tokens.count(token) > 1})
-        raise CheckpointError(source, [f"tokenizer.ggml.tokens: {token!r} is listed twice" for token in twice])
     model = metadata.get("tokenizer.ggml.model")
     if model == "gpt2":
         tokenizer = _byte_level(source, metadata, vocab)
@@ -59,6 +58,24 @@ def build_tokenizer(source: Path, metadata: Metadata) -> Tokenizer:
             tokenizer.add_tokens([AddedToken(token, normalized=False)])
     _add_ends(tokenizer, metadata, tokens)
     return tokenizer
+
+
+def _check_vocabulary(source: Path, metadata: Metadata, tokens: list[str], types: list[int]) -> None:
+    problems = [
+        f"tokenizer.ggml.tokens: {token!r} is listed {n} times" for token, n in Counter(tokens).items() if n > 1
+    ]
+    scores = metadata.get("tokenizer.ggml.scores", tokens)
+    for name, values in (("token_type", types), ("scores", scores)):
+        if len(values) != len(tokens):
+            problems.append(f"tokenizer.ggml.{name}: has {len(values)} entries for {len(tokens)} tokens")
+    if metadata.get("tokenizer.ggml.model") == "llama" and scores is tokens:
+        problems.append("tokenizer.ggml.scores: is missing")
+    for role in _SPECIAL_ROLES:
+        value = metadata.get(f"tokenizer.ggml.{role}_token_id", 0)
+        if not 0 <= value < len(tokens):
+            problems.append(f"tokenizer.ggml.{role}_token_id: {value} is not among the {len(tokens)} tokens")
+    if problems:
+        raise CheckpointError(source, problems)
 
 
 def _byte_level(source: Path, metadata: Metadata, vocab: dict[str, int]) -> Tokenizer:
@@ -114,18 +131,16 @@ def _add_ends(tokenizer: Tokenizer, metadata: Metadata, tokens: list[str]) -> No
     """Tokens that go around every encoded text; the defaults are llama.cpp's."""
     byte_level = metadata["tokenizer.ggml.model"] == "gpt2"
     starts = not byte_level or metadata.get("tokenizer.ggml.pre") == "llama-bpe"
-    ids = {
-        "bos": metadata.get("tokenizer.ggml.bos_token_id")
-        if metadata.get("tokenizer.ggml.add_bos_token", starts)
-        else None,
-        "eos": metadata.get("tokenizer.ggml.eos_token_id")
-        if metadata.get("tokenizer.ggml.add_eos_token", False)
-        else None,
-    }
-    used = {role: (tokens[i], i) for role, i in ids.items() if i is not None}
-    if used:
-        parts = [*(f"{used['bos'][0]}",) * ("bos" in used), "$A", *(f"{used['eos'][0]}",) * ("eos" in used)]
-        tokenizer.post_processor = processors.TemplateProcessing(single=parts, special_tokens=list(used.values()))
+
+    def token(role: str, default: bool) -> list[tuple[str, int]]:
+        value = metadata.get(f"tokenizer.ggml.{role}_token_id")
+        wanted = metadata.get(f"tokenizer.ggml.add_{role}_token", default)
+        return [(tokens[value], value)] if wanted and value is not None else []
+
+    first, last = token("bos", starts), token("eos", False)
+    if first or last:
+        template = [*(text for text, _ in first), "$A", *(text for text, _ in last)]
+        tokenizer.post_processor = processors.TemplateProcessing(single=template, special_tokens=first + last)
 
 
 def special_token_ids(metadata: Metadata) -> dict[str, Any]:
