@@ -1,6 +1,7 @@
 """Generate: what reaches the engine, what comes back, and how a call ends early."""
 
 import asyncio
+from dataclasses import fields
 
 import grpc
 import pytest
@@ -80,7 +81,9 @@ async def test_every_sampling_field_arrives_also_when_it_is_zero_or_false(served
         "stop_token_ids": [9], "include_stop_str_in_output": True, "ignore_eos": True, "max_tokens": 0,
         "min_tokens": 0, "logprobs": 0, "prompt_logprobs": 0, "skip_special_tokens": False, "detokenize": False,
     }  # fmt: skip
-    assert set(given) == {f.name for f in pb.SamplingParams.DESCRIPTOR.fields}
+    assert (
+        set(given) == {f.name for f in pb.SamplingParams.DESCRIPTOR.fields} == {f.name for f in fields(SamplingParams)}
+    )
     call = served.client.generate(pb.GenerateRequest(text="x", sampling=pb.SamplingParams(**given)))
     submission = await served.engine.submissions.get()
     assert submission.params == SamplingParams(**given)

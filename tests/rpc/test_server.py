@@ -4,12 +4,14 @@ import asyncio
 import os
 import signal
 import socket
+from dataclasses import fields
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from engine.engine import ModelInfo
 from engine.errors import ConfigError, DeviceFault
 from rpc.options import ServerOptions
 from rpc.proto.engine.v1 import engine_pb2 as pb
@@ -216,6 +218,7 @@ async def test_reflection_lists_the_services(served: Served) -> None:
 
 
 async def test_get_info(served: Served) -> None:
+    assert {f.name for f in pb.GetInfoResponse.DESCRIPTOR.fields} == {f.name for f in fields(ModelInfo)}
     info = await served.client.info()
     assert {f.name: getattr(info, f.name) for f in pb.GetInfoResponse.DESCRIPTOR.fields} == vars(INFO)
 
