@@ -65,7 +65,7 @@ def test_reference_greedy_is_the_argmax_step_by_step() -> None:
 
 
 def test_smollm2(smollm2: Path) -> None:
-    """Imported weights, exact frequencies: last logits, prompt logprobs, and 48 greedy ids with the end token banned."""
+    """Imported weights, exact frequencies: last logits, prompt logprobs, 48 greedy ids with the end token banned."""
     checkpoint = open_checkpoint(smollm2)
     weights = plan_weights(smollm2, checkpoint.decoder)
     golden = np.load(GOLDEN / "smollm2-135m-instruct" / "golden.npz")

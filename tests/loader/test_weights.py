@@ -171,7 +171,7 @@ def test_l29_dtypes_may_be_mixed(tmp_path: Path) -> None:
 
 
 def test_planning_reads_no_tensor_data(tmp_path: Path) -> None:
-    """A sparse file of 1 TB of weights plans at once: only its header is read."""
+    """A sparse file of half a terabyte of weights plans at once: only its header is read."""
     folder = copy_checkpoint(LLAMA, tmp_path / "m", vocab_size=1 << 30)
     tensors = read_tensors(LLAMA / FILE)
     table = {name: (1 << 30, 128) if name in (EMBED, HEAD) else array.shape for name, array in tensors.items()}
