@@ -145,7 +145,7 @@ def test_quantization_is_refused_with_its_method() -> None:
     [
         {"attn_logit_softcapping": None, "quantization_config": None},
         {"pretraining_tp": 4, "attention_dropout": 0.1, "temperature": 0.7, "pruned_heads": {}},
-        {"rope_interleaved": False, "is_llama_config": True, "transformers.js_config": None},
+        {"rope_interleaved": False, "is_llama_config": True, "transformers.js_config": {"dtype": "q4"}},
         {"_name_or_path": "x", "id2label": {"0": "a"}, "is_encoder_decoder": False, "partial_rotary_factor": 1.0},
     ],
 )
