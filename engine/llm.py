@@ -110,17 +110,27 @@ class _EngineThread:
             tasks.append(self._loop.create_task(job(self._engine)))
             tasks[0].add_done_callback(lambda task: _copy_outcome(task, result))
 
-        with self._lock:
-            if not self._takes_jobs:
-                raise EngineStopped("the LLM is closed")
-            self._loop.call_soon_threadsafe(start)
+        def cancel() -> None:  # comes after start(), if that was scheduled at all
+            if tasks:
+                tasks[0].cancel()
+            else:
+                result.cancel()
+
         try:
+            with self._lock:
+                if self._takes_jobs:
+                    self._loop.call_soon_threadsafe(start)
+                else:
+                    result.set_exception(EngineStopped("the LLM is closed"))
             return result.result()
-        finally:
+        except BaseException:
             if not result.done():
-                with suppress(RuntimeError):  # the loop has closed since, and the job has ended with it
-                    self._loop.call_soon_threadsafe(lambda: tasks[0].cancel())  # runs after start()
+                try:
+                    self._loop.call_soon_threadsafe(cancel)
+                except RuntimeError:  # the loop has closed since
+                    result.cancel()
                 wait([result])
+            raise
 
     def close(self) -> None:
         """Stop the engine and end the thread; does not wait when a finalizer runs it in that very thread."""
