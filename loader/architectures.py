@@ -55,8 +55,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 # Fields that never change the forward pass.
 _BOOKKEEPING = {
     "_name_or_path", "_commit_hash", "_attn_implementation", "_attn_implementation_autoset", "_from_model_config",
-    "transformers_version", "transformers.js_config", "architectures", "model_type", "auto_map", "tokenizer_class", "max_sequence_length",
-    "unsloth_version", "unsloth_fixed", "id2label", "label2id", "num_labels", "problem_type", "finetuning_task",
+    "transformers_version", "transformers.js_config", "architectures", "model_type", "auto_map", "tokenizer_class",
+    "max_sequence_length", "unsloth_version", "unsloth_fixed", "id2label", "label2id", "num_labels", "problem_type", "finetuning_task",
     "task_specific_params",
 }  # fmt: skip
 _TOKEN_IDS = {
