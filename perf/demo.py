@@ -78,17 +78,13 @@ async def running_server(command: list[str]) -> AsyncIterator[str]:
 
 
 async def _until_serving(server: asyncio.subprocess.Process, address: str) -> None:
-    async with Client(address) as client:
-        ended = asyncio.create_task(server.wait())
-        serving = asyncio.create_task(client.wait_serving(START_SECONDS))
-        try:
-            await asyncio.wait((ended, serving), return_when=asyncio.FIRST_COMPLETED)
-            if not serving.done():
-                raise OSError(f"the server ended with exit code {ended.result()} before it served")
-            await serving
-        finally:
-            ended.cancel()
-            serving.cancel()
+    try:
+        async with Client(address) as client:
+            await client.wait_serving(START_SECONDS)
+    except grpc.aio.AioRpcError as error:  # it was listening, so it is gone
+        raise OSError(f"the server ended with exit code {await server.wait()} before it served") from error
+    except TimeoutError as error:
+        raise OSError(f"the server did not serve within {START_SECONDS:g} s") from error
 
 
 async def stream_answer(client: Client, question: str, max_tokens: int) -> None:

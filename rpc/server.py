@@ -56,19 +56,18 @@ class Server:
     async def run(self) -> None:
         """Load the engine, serve until a signal, drain. Raises what the engine fails with."""
         scope = self._scope = asyncio.timeout(None)
-        try:
-            async with scope:
-                with self._signals():
-                    async with self._engine:
-                        await self._serve()
-        except TimeoutError:
-            if not scope.expired():
-                raise
-            logger.warning("stopped at once")
-        finally:
-            self._scope = None
-            await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
-            await self._server.stop(0 if scope.expired() else FLUSH_SECONDS)
+        with self._signals():
+            try:
+                async with scope, self._engine:
+                    await self._serve()
+            except TimeoutError:
+                if not scope.expired():
+                    raise
+                logger.warning("stopped at once")
+            finally:
+                self._scope = None
+                await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+                await self._server.stop(0 if scope.expired() else FLUSH_SECONDS)
 
     def stop(self) -> None:
         """Drain; at once the second time, and while there is nothing to drain yet."""
