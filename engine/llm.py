@@ -220,8 +220,7 @@ async def _collect(stream: OutputStream, prompt: str | list[int]) -> RequestOutp
     try:
         async for delta in stream:
             _add(output, texts, delta)
-    except asyncio.CancelledError:
-        stream.cancel()
+    except asyncio.CancelledError:  # which aborted the request
         async for _ in stream:  # until the engine has let go of it
             pass
         raise

@@ -211,13 +211,16 @@ def test_failing_prompt_raises_after_the_others_are_aborted(scripted: type[Scrip
 
 
 def test_refused_prompt_raises_after_the_others_are_aborted(scripted: type[ScriptedEngine]) -> None:
-    scripted.answer = hang
-    with LLM(model="m") as llm:
-        with pytest.raises(InvalidRequest, match="prompt: is empty") as caught:
-            llm.generate(["a", "b", "", "c"])
-        assert caught.value.__notes__ == ["in prompts[2]"]
-        assert scripted.last.num_live == 0
-        assert len(scripted.last.submitted) == 2
+    with LLM(model="m", max_queued_requests=3) as llm:
+        for n in range(1, 5):  # more often than there are slots
+            scripted.answer = hang
+            with pytest.raises(InvalidRequest, match="prompt: is empty") as caught:
+                llm.generate(["a", "b", "", "c"])
+            assert caught.value.__notes__ == ["in prompts[2]"]
+            assert scripted.last.num_live == 0
+            assert len(scripted.last.submitted) == 2 * n
+        scripted.answer = echo
+        assert len(llm.generate(["a"] * 4)) == 4
 
 
 def test_interrupt_aborts_everything(scripted: type[ScriptedEngine], monkeypatch: pytest.MonkeyPatch) -> None:

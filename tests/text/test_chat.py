@@ -173,10 +173,14 @@ def test_loop_controls() -> None:
 
 def test_generation_blocks_render_their_content() -> None:
     template = (
-        "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{% set x = m.content %}"
-        "[{{ x }}]{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}{{ x is defined }}"
+        "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}[{{ m.content }}]{% endgeneration %}"
+        "{% else %}{{ m.content }}{% endif %}{% endfor %}"
     )
-    assert render(template, TURNS) == "Hi there[Hello!]Proč 你好?False"
+    assert render(template, TURNS) == "Hi there[Hello!]Proč 你好?"
+
+
+def test_variables_set_in_a_generation_block_stay_in_it() -> None:
+    assert render("{% generation %}{% set x = 1 %}{{ x }}{% endgeneration %}{{ x is defined }}") == "1False"
 
 
 def test_strftime_now() -> None:

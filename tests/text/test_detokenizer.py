@@ -86,6 +86,24 @@ def test_character_cut_between_prompt_and_output_belongs_to_the_output(kind: str
         assert text == after_prompt(tokenizer.decode(ids[:split]), "a 👍🏽!") or kind == "byte_fallback"
 
 
+def test_cut_character_after_an_invalid_byte_in_the_prompt() -> None:
+    tokenizer = byte_level()
+    first, second, third, fourth = tokenizer.encode("👍")
+    prompt = [*tokenizer.encode("a"), fourth, first, second]
+    assert tokenizer.decode(prompt) == "a" + CUT + CUT
+    assert stream(tokenizer, prompt, [third, fourth]) == ["", "👍", ""]
+
+
+@pytest.mark.parametrize("invalid", ["continuation bytes", "cut characters"])
+def test_character_after_a_long_invalid_run(invalid: str) -> None:
+    tokenizer = byte_level()
+    thumb = tokenizer.encode("👍")
+    output = [*(thumb[3:] * 30 if invalid == "continuation bytes" else thumb[:3] * 10), *thumb, *thumb[:1]]
+    deltas = stream(tokenizer, [], output)
+    assert "".join(deltas) == tokenizer.decode(output)
+    assert deltas[-6].count(CUT) < 3  # the run was sent as it came, but for its end
+
+
 def test_long_byte_run_in_the_prompt_is_not_entered_in_the_middle() -> None:
     tokenizer = byte_fallback()
     prompt, full = tokenizer.encode("x" + "龘" * 20), tokenizer.encode("x" + "龘" * 21)
