@@ -12,7 +12,7 @@ of the token being sampled, the choice and the token's id, so neither batch nor 
 
 import numpy as np
 
-from engine.devices.cpu.jit import inner
+from engine.devices.cpu.kernels.jit import inner
 
 _M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _W0, _W1 = np.uint32(0x9E3779B9), np.uint32(0xBB67AE85)

@@ -13,7 +13,7 @@ import math
 
 import numpy as np
 
-from engine.devices.cpu.jit import inner, kernel
+from engine.devices.cpu.kernels.jit import inner, kernel
 from engine.sampling.philox import philox4x32
 
 GREEDY_BELOW = 1e-5
@@ -224,7 +224,7 @@ def _gumbel_argmax_all(scaled, params):
 @inner
 def _gumbel_argmax(scaled, ids, count, params):
     """Ties, of probability 2**-32, go to the lower id whatever the order of ids."""
-    best, token = -np.inf, -1
+    best, token = -np.inf, np.int64(-1)
     for i in range(count):
         candidate = ids[i]
         value = _beats(scaled[candidate], _words(params, candidate // 4)[candidate % 4], best)

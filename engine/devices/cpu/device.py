@@ -159,8 +159,7 @@ class CpuDevice(asyncio.Protocol):
             case Ready():
                 self._ready.set_result(None)
             case OpenFailed(reason, path, problems):
-                known = path is not None and problems is not None
-                self._fault = CheckpointError(path, problems) if known else ConfigError(reason)
+                self._fault = ConfigError(reason) if path is None else CheckpointError(path, problems)
 
     def _read_result(self, message: Result) -> StepResult:
         slot = self._ring.slots[message.slot]

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.devices.cpu.interpreter import interpret
+from engine.devices.cpu.kernels.interpreter import interpret
 from engine.devices.cpu.layout import HEAD_ROWS, padded
 from engine.devices.cpu.model import CpuModel, ModelShape
 from engine.devices.cpu.numkong import packed_product
-from engine.devices.cpu.program import tokens_per_unit
+from engine.devices.cpu.program import COLUMNS, tokens_per_unit
 from engine.devices.cpu.rows import Rows
 from engine.devices.cpu.team import Team
 from engine.devices.cpu.weights import Weights
@@ -34,10 +34,22 @@ from engine.plan import (
     StepResult,
     TokenLogprobs,
 )
+from engine.sampling.params import PARAMS
 from engine.sampling.sampler import sample_rows, token_logprobs
 from loader.weights import WeightSource
 
 LogitsHook = Callable[[Int32Array, Float32Array], None]
+
+
+def compile_kernels() -> None:
+    """Compile every kernel, or load it from the cache, by calling each with nothing to do."""
+    none, empty = np.zeros(0, np.int64), np.zeros((0, 0), np.float32)
+    ids, floats = none.astype(np.int32), none.astype(np.float32)
+    sync = np.zeros(1, np.int64)
+    interpret(np.zeros((0, COLUMNS), np.int64), 0, 0, sync.ctypes.data, 0, 1)
+    params, scratch = np.zeros(0, PARAMS), np.zeros((1, 3, 0))
+    sample_rows(empty, 0, params, none, ids, ids, ids.astype(np.bool_), scratch, 0, 1)
+    token_logprobs(empty, 0, none, ids, 0, floats, ids, ids.reshape(0, 0), empty, 0, 1)
 
 
 class CpuExecutor:
@@ -59,6 +71,7 @@ class CpuExecutor:
         with ThreadPoolExecutor(shape.threads) as pool:
             weights = Weights(source, packed_product(shape.dtype), shape.threads, pool, advance)
             self.model = CpuModel(shape, weights, self._rows)
+        compile_kernels()
         self._team = Team(shape.threads)
         self._sync = np.zeros(1 + max(len(self.model.body), len(self.model.head)), np.int64)
         self._scratch = np.empty((shape.threads, 3, padded(vocab)), np.float64)

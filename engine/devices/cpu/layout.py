@@ -5,14 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from engine.devices.cpu.kernels.constants import LANES
 from engine.kv.groups import kv_groups
 from loader.decoder import DecoderConfig
-
-LANES = 16
-"""Lanes of a vector; rows of matrices are padded to it, and pad lanes are zero."""
-
-ROW_TILE = 512
-"""Most rows per matrix product: NumKong reaches 190 GFLOP/s per thread at 512 rows, 138 at 64 (EPYC, bf16)."""
 
 PANEL = 512
 """Most columns per packed panel: wider than 768 it falls to 150 GFLOP/s at 512 rows."""

@@ -53,9 +53,9 @@ def _weights_nbytes(shape: ModelShape) -> int:
         elif len(dims) == 1:
             total += 4 * padded(dims[0])
         else:
-            total += packed_nbytes(product, *dims, shape.threads)
+            total += packed_nbytes(product, dims[0], dims[1], shape.threads)
     if shape.decoder.tie_word_embeddings:
-        total += packed_nbytes(product, *table["model.embed_tokens.weight"], shape.threads)
+        total += packed_nbytes(product, shape.decoder.vocab_size, shape.decoder.hidden_size, shape.threads)
     return total
 
 

@@ -37,11 +37,11 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class OpenFailed:
-    """From the worker: why it ends. `problems` are a CheckpointError's, None for any other error."""
+    """From the worker: why it ends. `path` and `problems` are a CheckpointError's."""
 
     reason: str
     path: Path | None = None
-    problems: tuple[str, ...] | None = None
+    problems: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

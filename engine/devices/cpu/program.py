@@ -2,7 +2,7 @@
 
 `Recorder` implements the Ops protocol: each call appends an op whose operands are `Value`s. `workspace_nbytes` says
 what memory the values need (a value's memory is reused after its last reader), `link` turns ops
-into the table that `engine/devices/cpu/interpreter.py` replays. Recording needs shapes only, so the parent
+into the table that `engine/devices/cpu/kernels/interpreter.py` replays. Recording needs shapes only, so the parent
 process can size the workspace before anything is loaded. Column orders are documented at the kernels.
 """
 
@@ -13,8 +13,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.devices.cpu import opcodes
-from engine.devices.cpu.layout import ALIGNMENT, HEAD_ROWS, LANES, PANEL, ROW_TILE, UNIT_ROWS, KVLayout, padded
+from engine.devices.cpu.kernels import constants as opcodes
+from engine.devices.cpu.kernels.constants import LANES, ROW_TILE
+from engine.devices.cpu.layout import ALIGNMENT, HEAD_ROWS, PANEL, UNIT_ROWS, KVLayout, padded
 from engine.kv.groups import kv_groups
 from loader.decoder import DecoderConfig
 

@@ -7,11 +7,8 @@ only the number of rows, like a CUDA graph's replay. Read next: `engine/devices/
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"
 
-from engine.devices.cpu.attention import attention
-from engine.devices.cpu.jit import kernel
-from engine.devices.cpu.kernels import embedding, linear, rms_norm, rope_and_cache, select_rows, silu_and_mul
-from engine.devices.cpu.native import barrier
-from engine.devices.cpu.opcodes import (
+from engine.devices.cpu.kernels.attention import attention
+from engine.devices.cpu.kernels.constants import (
     ATTENTION,
     EMBEDDING,
     LINEAR,
@@ -20,7 +17,10 @@ from engine.devices.cpu.opcodes import (
     SELECT_ROWS,
     SILU_AND_MUL,
 )
-from engine.devices.cpu.simd import i64_pointer
+from engine.devices.cpu.kernels.jit import kernel
+from engine.devices.cpu.kernels.native import barrier
+from engine.devices.cpu.kernels.ops import embedding, linear, rms_norm, rope_and_cache, select_rows, silu_and_mul
+from engine.devices.cpu.kernels.simd import i64_pointer
 
 
 @kernel

@@ -12,18 +12,18 @@ A row sees the same tiles in the same order with the same arithmetic in a prefil
 step; a tile that is masked for a whole row multiplies its sums by exactly 1 and adds exactly 0.
 Keys beyond a row's own are masked by selection, never by adding -inf, and values beyond the unit's last position
 are never read: what an unused slot holds cannot matter, not even a NaN.
-Read next: `rope_and_cache` in `engine/devices/cpu/kernels.py`, which writes the pages.
+Read next: `rope_and_cache` in `engine/devices/cpu/kernels/ops.py`, which writes the pages.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"
 
 import numpy as np
 
-from engine.devices.cpu.jit import inner
-from engine.devices.cpu.kernels import pad
-from engine.devices.cpu.layout import LANES
-from engine.devices.cpu.native import atomic_add
-from engine.devices.cpu.simd import (
+from engine.devices.cpu.kernels.constants import LANES
+from engine.devices.cpu.kernels.jit import inner
+from engine.devices.cpu.kernels.native import atomic_add
+from engine.devices.cpu.kernels.ops import pad
+from engine.devices.cpu.kernels.simd import (
     exp,
     f32_pointer,
     fma,

@@ -1,14 +1,19 @@
 """What Numba code needs from outside Python: a call by address, atomics, a barrier, giving up the time slice.
 
 Addresses are plain int64 arguments, never compiled-in constants, so that the on-disk cache of compiled code stays
-valid from one process to the next. Read next: `engine/devices/cpu/interpreter.py`.
+valid from one process to the next. Read next: `engine/devices/cpu/kernels/interpreter.py`.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"
 
-from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic
+from typing import Any
+
+from llvmlite import ir  # type: ignore[import-untyped, unused-ignore]
+from numba import extending, types
+
+from engine.devices.cpu.kernels.jit import inner
+
+intrinsic: Any = extending.intrinsic
 
 _I64 = ir.IntType(64)
 _SPINS_BEFORE_YIELD = 4000
@@ -49,7 +54,7 @@ def atomic_load(typingctx, pointer, index):
     return types.int64(pointer, types.int64), codegen
 
 
-@njit
+@inner
 def barrier(sync, threads, passed):
     """Wait until all threads have arrived; `sync[0]` counts arrivals, `passed` earlier barriers of this run."""
     target = threads * (passed + 1)

@@ -6,7 +6,7 @@ independent of its batch: no reassociation or contraction is ever permitted (`fa
 asked for by name. LLVM splits the 16 lanes where registers are narrower, with the same results.
 
 Pointers are Numba `CPointer`s made from integer addresses: `p[i]` reads and writes without bounds checks.
-Read next: `engine/devices/cpu/kernels.py`.
+Read next: `engine/devices/cpu/kernels/ops.py`.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"
@@ -16,11 +16,13 @@ import operator
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic, models, overload, register_model
+from llvmlite import ir  # type: ignore[import-untyped, unused-ignore]
+from numba import extending, types
+from numba.extending import models, overload, register_model
 
-from engine.devices.cpu.layout import LANES
+from engine.devices.cpu.kernels.constants import LANES
+
+intrinsic: Any = extending.intrinsic
 
 _F32 = ir.FloatType()
 _F64 = ir.DoubleType()

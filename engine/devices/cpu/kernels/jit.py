@@ -11,11 +11,11 @@ from typing import Any
 
 import numba
 
-_COMPILED = ("devices/cpu", "sampling")
+_COMPILED = ("devices/cpu/kernels", "sampling")
 
 
 def _cache_folder() -> Path:
-    package = Path(__file__).parents[2]
+    package = Path(__file__).parents[3]
     digest = hashlib.sha256(numba.__version__.encode())
     for source in sorted(path for folder in _COMPILED for path in (package / folder).glob("*.py")):
         digest.update(source.read_bytes())
@@ -24,7 +24,8 @@ def _cache_folder() -> Path:
 
 
 if not os.environ.get("NUMBA_CACHE_DIR"):
-    numba.config.CACHE_DIR = str(_cache_folder())
+    config: Any = numba.config
+    config.CACHE_DIR = str(_cache_folder())
 
 kernel: Any = numba.njit(nogil=True, cache=True)
 """Entry points called from Python."""

@@ -3,17 +3,17 @@
 Each function takes its row of the program's table, whose columns are the fields of the dataclass of the same name in
 `engine/devices/cpu/program.py`. Matrices are row-major with rows padded to 16 lanes; pad lanes are
 always zero. Threads split rows, or columns where one row must feed them all; the split never changes a
-value. Read next: `engine/devices/cpu/attention.py`, `engine/devices/cpu/interpreter.py`.
+value. Read next: `engine/devices/cpu/kernels/attention.py`, `engine/devices/cpu/kernels/interpreter.py`.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"
 
 import numpy as np
 
-from engine.devices.cpu.jit import inner
-from engine.devices.cpu.layout import LANES, ROW_TILE
-from engine.devices.cpu.native import call_dots
-from engine.devices.cpu.simd import (
+from engine.devices.cpu.kernels.constants import LANES, ROW_TILE
+from engine.devices.cpu.kernels.jit import inner
+from engine.devices.cpu.kernels.native import call_dots
+from engine.devices.cpu.kernels.simd import (
     bfloat_to_float,
     exp,
     f32_pointer,
