@@ -56,8 +56,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 _BOOKKEEPING = {
     "_name_or_path", "_commit_hash", "_attn_implementation", "_attn_implementation_autoset", "_from_model_config",
     "transformers_version", "transformers.js_config", "architectures", "model_type", "auto_map", "tokenizer_class",
-    "max_sequence_length", "unsloth_version", "unsloth_fixed", "id2label", "label2id", "num_labels", "problem_type", "finetuning_task",
-    "task_specific_params",
+    "max_sequence_length", "unsloth_version", "unsloth_fixed", "id2label", "label2id", "num_labels", "problem_type",
+    "finetuning_task", "task_specific_params",
 }  # fmt: skip
 _TOKEN_IDS = {
     "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id", "decoder_start_token_id",

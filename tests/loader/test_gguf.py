@@ -23,7 +23,7 @@ from tests.loader.files import GOLDEN, LLAMA, read_tensors
 from tests.loader.gguf_files import METADATA, golden_tensors, sentencepiece_vocab, write_gguf
 from tests.reference import reference_frequencies
 
-WORDS = ["▁t", "he", "▁the", "in", "▁", "t", "h", "e", "i", "n", "ne", "▁i", "th", "nin", "eth"]
+WORDS = ["▁t", "he", "▁the", "ne", "in", "▁", "t", "h", "e", "i", "n", "▁i", "th", "nin", "eth"]
 VOCAB = sentencepiece_vocab(WORDS)
 
 
@@ -97,7 +97,8 @@ def naive_sentencepiece(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "text", ["the", "in the net", "tenth  nine", "hé the 🙂", "nininine ethet", " the ", "inininnen", "日本 in\nthe"]
+    "text",
+    ["inth", "the", "in the net", "tenth  nine", "hé the 🙂", "nininine ethet", " the ", "inininnen", "日本 in\nthe"],
 )
 def test_sentencepiece_tokens(tmp_path: Path, text: str) -> None:
     tokenizer = imported(tmp_path).load_tokenizer()

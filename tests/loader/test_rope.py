@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loader.architectures import decoder_config
@@ -102,25 +102,53 @@ def test_l19_llama3_table() -> None:
     assert np.allclose(found, reference_frequencies(rope, 64), rtol=1e-6)
 
 
-ropes = st.builds(
-    RopeConfig,
-    kind=st.sampled_from(["default", "linear", "llama3", "yarn"]),
+@pytest.mark.parametrize("truncate", [True, False])
+@pytest.mark.parametrize("kind", ["default", "linear", "llama3", "yarn"])
+@pytest.mark.parametrize("head_dim", [2, 32, 64, 80, 128])
+@given(
     theta=st.sampled_from([1e4, 1e5, 5e5, 1e6]),
-    factor=st.floats(1.0, 64.0),
-    low_freq_factor=st.floats(0.5, 2.0),
-    high_freq_factor=st.floats(3.0, 8.0),
-    original_max_position_embeddings=st.sampled_from([32, 2048, 8192, 32768]),
-    beta_fast=st.floats(16.0, 64.0),
-    beta_slow=st.floats(0.5, 4.0),
-    truncate=st.booleans(),
+    factor=st.floats(1.5, 64.0),
+    low=st.floats(0.5, 2.0),
+    high=st.floats(3.0, 8.0),
+    original=st.sampled_from([32, 2048, 8192, 32768]),
+    fast=st.floats(16.0, 64.0),
+    slow=st.floats(0.5, 4.0),
 )
-
-
-@given(ropes, st.sampled_from([2, 32, 64, 80, 128]))
-def test_tables_match_the_reference(rope: RopeConfig, head_dim: int) -> None:
+@settings(max_examples=20)
+def test_tables_match_the_reference(
+    kind: Any, truncate: bool, head_dim: int, theta: float, factor: float, low: float, high: float, original: int,
+    fast: float, slow: float,
+) -> None:  # fmt: skip
+    rope = RopeConfig(
+        kind=kind,
+        theta=theta,
+        factor=factor,
+        low_freq_factor=low,
+        high_freq_factor=high,
+        original_max_position_embeddings=original,
+        beta_fast=fast,
+        beta_slow=slow,
+        truncate=truncate,
+    )
     found = inverse_frequencies(rope, head_dim)
     assert np.allclose(found, reference_frequencies(rope, head_dim), rtol=1e-9, atol=0)
     assert found[0] <= 1.0 and np.all(found > 0) and np.all(np.diff(found) <= 0)
+
+
+def test_yarn_ramp_without_width() -> None:
+    """beta_fast equal to beta_slow: a step from kept to stretched, no division by zero."""
+    rope = RopeConfig(
+        kind="yarn",
+        theta=1e4,
+        factor=4.0,
+        original_max_position_embeddings=2048,
+        beta_fast=8.0,
+        beta_slow=8.0,
+        truncate=False,
+    )
+    ratio = inverse_frequencies(rope, 64) * 1e4 ** (np.arange(32) / 32)
+    step = 32 * math.log(2048 / (8 * 2 * math.pi)) / math.log(1e4)
+    assert np.allclose(ratio, np.where(np.arange(32) < step, 1.0, 0.25))
 
 
 @pytest.mark.parametrize(
