@@ -150,7 +150,7 @@ class Driver:
 
         self.executor.on_logits = keep
         self.executor.forward(plan)
-        result = self.executor.sample(SampleBatch(plan.step, entries))
+        result = self.executor.sample(SampleBatch(plan.step, entries, plan.rows[entries]))
         for entry, token in zip(entries, result.token_ids, strict=True):
             row = self.rows[int(plan.rows[entry])]
             row.sampled.append(int(token))

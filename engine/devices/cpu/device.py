@@ -108,14 +108,24 @@ class CpuDevice(asyncio.Protocol):
         slot["token_ids"][:tokens] = plan.token_ids
         if plan.prompt_targets is not None:
             slot["prompt_targets"][:tokens] = plan.prompt_targets
-        has_targets = plan.prompt_targets is not None
-        self._send(Forward(index, plan.step, entries, tokens, has_targets, plan.row_states, plan.block_updates))
+        message = Forward(
+            slot=index,
+            step=plan.step,
+            entries=entries,
+            tokens=tokens,
+            has_targets=plan.prompt_targets is not None,
+            row_states=plan.row_states,
+            block_updates=plan.block_updates,
+            block_copies=plan.block_copies,
+        )
+        self._send(message)
 
     def sample(self, batch: SampleBatch) -> CpuTicket:
         if self._launched is None or self._launched[1].step != batch.step:
             raise RuntimeError(f"step {batch.step}: sample without its forward")
         index, self._launched = self._launched[0], None
         self._ring.slots[index]["entries"][: len(batch.entries)] = batch.entries
+        self._ring.slots[index]["sampled_rows"][: len(batch.entries)] = batch.rows
         future: asyncio.Future[StepResult] = self._loop.create_future()
         self._waiting[index] = future
         self._send(Sample(index, batch.step, len(batch.entries)))

@@ -27,6 +27,7 @@ from engine.kv.groups import kv_groups
 from engine.plan import (
     NO_TARGET,
     PLACEHOLDER,
+    BoolArray,
     Float32Array,
     Int32Array,
     SampleBatch,
@@ -90,6 +91,8 @@ class CpuExecutor:
             self._rows.initialise(state)
         for update in plan.block_updates:
             self._rows.update_blocks(update)
+        for copy in plan.block_copies:
+            self.model.copy_block(copy)
         self._check(plan)
         tokens = len(plan.token_ids)
         ids = self.model.token_ids[:tokens]
@@ -111,19 +114,20 @@ class CpuExecutor:
             raise ValueError(f"step {batch.step}: sample without its forward")
         entries = batch.entries
         lasts = (np.cumsum(plan.num_tokens) - 1)[entries]
+        positions = (plan.starts + plan.num_tokens)[entries]
         targets = np.full(len(plan.token_ids), NO_TARGET) if plan.prompt_targets is None else plan.prompt_targets
         prompt = np.flatnonzero(targets != NO_TARGET)
         ids, faulted = np.zeros(len(entries), np.int32), np.zeros(len(entries), np.bool_)
-        sampled_logprobs = _LogprobTable(self._rows.num_logprobs[plan.rows[entries]])
+        sampled_logprobs = _LogprobTable(self._rows.num_logprobs[batch.rows])
         prompt_logprobs = _LogprobTable(self._prompt_counts(plan)[prompt])
         for tile in _tiles(len(entries)):
             logits = self._logits(lasts[tile])
-            self._sample_tile(plan, entries[tile], logits, ids[tile], faulted[tile])
+            self._sample_tile(batch.rows[tile], positions[tile], logits, ids[tile], faulted[tile])
             sampled_logprobs.fill(self._team, tile, logits, self.shape.decoder.vocab_size, ids[tile])
         for tile in _tiles(len(prompt)):
             logits = self._logits(prompt[tile])
             prompt_logprobs.fill(self._team, tile, logits, self.shape.decoder.vocab_size, targets[prompt[tile]])
-        self._rows.last_ids[plan.rows[entries]] = ids
+        self._rows.last_ids[batch.rows] = ids
         seconds = self._seconds + time.perf_counter() - began
         return StepResult(plan.step, ids, faulted, sampled_logprobs.result(), prompt_logprobs.result(), seconds)
 
@@ -165,12 +169,11 @@ class CpuExecutor:
         return logits
 
     def _sample_tile(
-        self, plan: StepPlan, entries: Int32Array, logits: Float32Array, ids: Int32Array, faulted: NDArray[np.bool_]
+        self, rows: Int32Array, positions: Int32Array, logits: Float32Array, ids: Int32Array, faulted: BoolArray
     ) -> None:
-        rows = plan.rows[entries]
         params = self._rows.params[rows]
-        params["position"] = plan.starts[entries] + plan.num_tokens[entries]
-        banned = [self._rows.banned(row, position) for row, position in zip(rows, params["position"], strict=True)]
+        params["position"] = positions
+        banned = [self._rows.banned(row, position) for row, position in zip(rows, positions, strict=True)]
         starts = np.cumsum([0, *map(len, banned)], dtype=np.int64)
         banned_ids = np.array([i for row in banned for i in row], np.int32)
         vocab = self.shape.decoder.vocab_size

@@ -14,7 +14,7 @@ from typing import Any
 from engine.config import LoadFormat
 from engine.devices.cpu.model import ModelShape
 from engine.devices.cpu.ring import RingLimits
-from engine.plan import BlockUpdate, RowState
+from engine.plan import BlockCopy, BlockUpdate, RowState
 
 _LENGTH = struct.Struct("<I")
 
@@ -55,11 +55,12 @@ class Forward:
     has_targets: bool
     row_states: tuple[RowState, ...]
     block_updates: tuple[BlockUpdate, ...]
+    block_copies: tuple[BlockCopy, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """To the worker: sample the first `entries` of the slot's `entries`."""
+    """To the worker: sample the first `entries` of the slot's `entries` and `sampled_rows`."""
 
     slot: int
     step: int

@@ -16,6 +16,7 @@ from engine.devices.cpu.rows import Rows
 from engine.devices.cpu.weights import Weights
 from engine.kv.groups import kv_groups
 from engine.models.decoder import hidden_states, logits
+from engine.plan import BlockCopy
 from loader.decoder import DecoderConfig
 from loader.rope import inverse_frequencies
 
@@ -116,11 +117,25 @@ class CpuModel:
         self._angles = rotary_table(shape.decoder, shape.max_model_len)
         self._scratch = aligned_bytes(shape.threads * recorder.scratch_nbytes())
         self._kept = (weights, rows)
+        self._kv, self._groups = shape.kv, kv_groups(shape.decoder.layer_windows)
         table = link(recorder, recording.offsets, _address(self._workspace), _Placement(self, shape, weights, rows))
         self.body, self.head = table[: recording.body], table[recording.body :]
         width, offset = padded(recording.logits.width), recording.offsets[recording.logits.number]
         nbytes = HEAD_ROWS * width * 4
         self.logits = self._workspace[offset : offset + nbytes].view(np.float32).reshape(HEAD_ROWS, width)
+
+    def copy_block(self, copy: BlockCopy) -> None:
+        """Copy a block's pages in every layer of its group. Raises ValueError for a block that does not exist."""
+        kv = self._kv
+        if not (0 <= copy.source < kv.num_blocks and 0 <= copy.target < kv.num_blocks):
+            raise ValueError(f"{copy}: blocks are outside [0, {kv.num_blocks})")
+        for slot in range(len(self._groups[copy.group].layers)):
+            for first, nbytes in (
+                (kv.keys_offset(slot), kv.key_page_nbytes),
+                (kv.values_offset(slot), kv.value_page_nbytes),
+            ):
+                source, target = first + copy.source * nbytes, first + copy.target * nbytes
+                self.pool[target : target + nbytes] = self.pool[source : source + nbytes]
 
 
 class _Placement:

@@ -37,6 +37,7 @@ class RingLimits:
             "token_ids": (i32, tokens),
             "prompt_targets": (i32, tokens),
             "entries": (i32, rows),
+            "sampled_rows": (i32, rows),
             "sampled_ids": (i32, rows),
             "faulted": (np.bool_, rows),
         }

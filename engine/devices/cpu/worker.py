@@ -91,16 +91,18 @@ class _Worker:
             prompt_targets=slot["prompt_targets"][:tokens] if message.has_targets else None,
             row_states=message.row_states,
             block_updates=message.block_updates,
+            block_copies=message.block_copies,
         )
 
     def _sample(self, message: Sample) -> Result:
-        slot = self._ring.slots[message.slot]
-        result = self._executor.sample(SampleBatch(message.step, slot["entries"][: message.entries]))
-        slot["sampled_ids"][: message.entries] = result.token_ids
-        slot["faulted"][: message.entries] = result.faulted
+        slot, count = self._ring.slots[message.slot], message.entries
+        batch = SampleBatch(message.step, slot["entries"][:count], slot["sampled_rows"][:count])
+        result = self._executor.sample(batch)
+        slot["sampled_ids"][:count] = result.token_ids
+        slot["faulted"][:count] = result.faulted
         sampled = write_logprobs(slot, "sampled", result.logprobs)
         prompt = write_logprobs(slot, "prompt", result.prompt_logprobs)
-        return Result(message.slot, message.step, message.entries, sampled, prompt, result.device_seconds)
+        return Result(message.slot, message.step, count, sampled, prompt, result.device_seconds)
 
 
 def _receive(connection: socket.socket) -> Iterator[Any]:
