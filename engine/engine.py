@@ -175,12 +175,20 @@ class Engine:
     # -- requests ---------------------------------------------------------------------------
 
     def generate(
-        self, prompt: str | Sequence[int], params: SamplingParams, *, request_id: str | None = None
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        tenant: str = "",
     ) -> OutputStream:
         """Queue a request and return the stream of its output.
 
         Args:
             prompt: text, tokenized here (`tokenize` first when it is long), or token ids.
+            priority: lower goes first.
+            tenant: whose share this counts against; its cached prefixes are its own.
 
         Raises:
             InvalidRequest: it can never be served; names the field.
@@ -194,13 +202,36 @@ class Engine:
         if (channel := self._channels.get(request_id)) is not None and not channel.ended:
             raise InvalidRequest("request_id", f"{request_id!r} is in use")
         token_ids = self._need_tokenizer("prompt").encode(prompt) if isinstance(prompt, str) else list(prompt)
-        sequence = self._make_sequence(request_id, token_ids, params)
-        channel = OutputChannel()
-        self._inbox.submit(LiveRequest(sequence, channel, self._tokenizer))
+        sequences = self._make_sequences(request_id, token_ids, params, priority, tenant)
+        channel = OutputChannel(params.n)
+        self._inbox.submit(LiveRequest(sequences, channel, self._tokenizer))
         self._channels[request_id] = channel
         return OutputStream(request_id, token_ids, channel, self._inbox.abort)
 
-    def _make_sequence(self, request_id: str, token_ids: list[int], params: SamplingParams) -> ScheduledSequence:
+    def _make_sequences(
+        self, request_id: str, token_ids: list[int], params: SamplingParams, priority: int, tenant: str
+    ) -> list[ScheduledSequence]:
+        room = self._check_request(token_ids, params)
+        seed = self._random.randrange(MAX_SEED + 1) if params.seed is None else params.seed
+        choices = [
+            ScheduledSequence(
+                request_id,
+                token_ids,
+                params,
+                max_output=room if params.max_tokens is None else min(params.max_tokens, room),
+                seed=seed,
+                eos_token_ids=self._checkpoint.generation.eos_token_ids,
+                index=index,
+                priority=priority,
+                tenant=tenant,
+            )
+            for index in range(params.num_choices)
+        ]
+        choices[0].forks = tuple(choices[1:])
+        return choices
+
+    def _check_request(self, token_ids: list[int], params: SamplingParams) -> int:
+        """Tokens that fit behind the prompt. Raises InvalidRequest for what can never be served."""
         limit, vocab = self.ledger.max_model_len, self._checkpoint.decoder.vocab_size
         room = limit - len(token_ids)
         if not token_ids:
@@ -217,14 +248,9 @@ class Engine:
                 raise InvalidRequest(name, f"{getattr(params, name)} is above max_logprobs {self.config.max_logprobs}")
         if params.stop_strings and self._tokenizer is None:
             raise InvalidRequest("stop", "the model has no tokenizer, so there is no text to stop at")
-        return ScheduledSequence(
-            request_id,
-            token_ids,
-            params,
-            max_output=room if params.max_tokens is None else min(params.max_tokens, room),
-            seed=self._random.randrange(MAX_SEED + 1) if params.seed is None else params.seed,
-            eos_token_ids=self._checkpoint.generation.eos_token_ids,
-        )
+        if params.num_choices > self.config.max_num_seqs:
+            raise InvalidRequest("n", f"{params.num_choices} choices are above max_num_seqs {self.config.max_num_seqs}")
+        return room
 
     def abort(self, request_id: str) -> bool:
         """Abort a request; its stream ends with finish reason "abort". False if it is not live."""

@@ -22,8 +22,8 @@ from engine.errors import DeviceFault, EngineError, EngineStopped, RequestFault,
 from engine.inbox import Abort, Control, Inbox, Submit
 from engine.plan import StepResult
 from engine.publish import LiveRequest
-from engine.scheduler import Scheduler, Settled, Step
-from engine.sequence import Sequence
+from engine.scheduler import Scheduler
+from engine.step import Settled, Step
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class EngineLoop:
         if self.state == "stopped":
             return
         step = self.scheduler.schedule()
-        self._inbox.num_waiting = len(self.scheduler.waiting)
+        self._inbox.num_waiting = self.scheduler.num_waiting
         if step is not None:
             self._launch(step)
         if len(self._in_flight) > 1 or (self._in_flight and step is None):
@@ -84,9 +84,9 @@ class EngineLoop:
         if self.state != "serving":
             live.channel.fail(EngineStopped(f"the engine is {self.state}"))
             return
-        self._live[live.sequence.request_id] = live
+        self._live[live.request_id] = live
         self.without_requests.clear()
-        self.scheduler.add(live.sequence)
+        self.scheduler.add(live.sequences[0])
 
     def _abort(self, request_id: str) -> None:
         live = self._live.get(request_id)
@@ -106,8 +106,8 @@ class EngineLoop:
             result = await ticket.result()
         except StepFault as fault:
             self._in_flight.popleft()
-            for sequence in self.scheduler.abandon(step):
-                self._fail(sequence, fault)
+            for request_id in {s.request_id for s in self.scheduler.abandon(step)}:
+                self._fail(self._live[request_id], fault)
         else:
             self._in_flight.popleft()
             self._publish(self.scheduler.settle(step, result), result)
@@ -118,26 +118,26 @@ class EngineLoop:
             if live is None:
                 continue
             if settled.faulted:
-                self._fail(settled.sequence, RequestFault("the model produced no finite logits"))
+                self._fail(live, RequestFault("the model produced no finite logits"))
                 continue
             try:
-                ended = live.publish(settled, result)
+                if live.publish(settled, result):
+                    self.scheduler.finish(settled.sequence)
             except Exception as error:
-                logger.exception("request %s failed while its text was made", settled.sequence.request_id)
-                self._fail(settled.sequence, RequestFault(f"making text failed: {error!r}"))
+                logger.exception("request %s failed while its text was made", live.request_id)
+                self._fail(live, RequestFault(f"making text failed: {error!r}"))
                 continue
-            if ended:
+            if live.ended:
                 self._forget(live)
 
-    def _fail(self, sequence: Sequence, error: EngineError) -> None:
-        live = self._live.get(sequence.request_id)
-        if live is not None:
-            self._forget(live)
-            live.channel.fail(error)
+    def _fail(self, live: LiveRequest, error: EngineError) -> None:
+        self._forget(live)
+        live.channel.fail(error)
 
     def _forget(self, live: LiveRequest) -> None:
-        self.scheduler.finish(live.sequence)
-        del self._live[live.sequence.request_id]
+        for sequence in live.sequences:
+            self.scheduler.finish(sequence)
+        del self._live[live.request_id]
         if not self._live:
             self.without_requests.set()
 
@@ -155,4 +155,4 @@ class EngineLoop:
     def end_requests(self, error: EngineError) -> None:
         """Fail every live request with `error`."""
         for live in list(self._live.values()):
-            self._fail(live.sequence, error)
+            self._fail(live, error)

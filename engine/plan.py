@@ -65,6 +65,15 @@ class BlockUpdate:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Copy the pages of block `source` to block `target`, in every layer of the group."""
+
+    group: int
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """One iteration's work: a ragged batch over stable rows.
 
@@ -78,6 +87,7 @@ class StepPlan:
             (the prompt's next token) or `NO_TARGET`; None when no row asks.
         row_states: rows to (re)initialise before the step.
         block_updates: block table differences to apply before the step.
+        block_copies: copies to make before the step, in this order.
     """
 
     step: int
@@ -88,19 +98,25 @@ class StepPlan:
     prompt_targets: Int32Array | None
     row_states: tuple[RowState, ...]
     block_updates: tuple[BlockUpdate, ...]
+    block_copies: tuple[BlockCopy, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class SampleBatch:
-    """Which entries of the step's plan sample a token from their last position.
+    """Which entries of the step's plan sample a token from their last position, and for whom.
+
+    The choices of a request sample their first token from one entry's logits: its index is there
+    once for each, and `rows` tells them apart.
 
     Attributes:
         step: the plan's step number.
         entries: [m] indices into `StepPlan.rows`, ascending; may be empty.
+        rows: [m] stable row whose parameters apply and whose last sampled id it becomes.
     """
 
     step: int
     entries: Int32Array
+    rows: Int32Array
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,87 +1,138 @@
 """LiveRequest: turns what settled for a request into deltas on its channel.
 
-Owns the request's text state (detokenizer and stop strings) and the part of its answer that is
-not complete yet (prompt logprobs). Read next: `engine/text/pipeline.py`, `engine/stream.py`.
+Owns the request's choices, their text state (detokenizer and stop strings) and the part of the
+answer that is not complete yet: prompt logprobs and, under best_of, everything until the choices
+can be compared. Read next: `engine/text/pipeline.py`, `engine/stream.py`.
 """
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, replace
 
 from engine.plan import StepResult, TokenLogprobs
 from engine.request import Delta, Logprob, TokenLogprobMap
-from engine.scheduler import Settled
 from engine.sequence import Sequence
+from engine.step import Settled
 from engine.stream import OutputChannel
 from engine.text.pipeline import TextPipeline
 from engine.text.tokenizer import TextTokenizer
 
 
-class LiveRequest:
-    """A request between admission and its last delta."""
+@dataclass(slots=True)
+class _Choice:
+    """One choice: its text state, and under best_of its score and the deltas held back."""
 
-    def __init__(self, sequence: Sequence, channel: OutputChannel, tokenizer: TextTokenizer | None) -> None:
-        self.sequence = sequence
+    text: TextPipeline | None
+    ended: bool = False
+    cumulative_logprob: float = 0.0
+    held: list[Delta] = field(default_factory=list)
+
+
+class LiveRequest:
+    """A request between the door and its last delta.
+
+    Attributes:
+        sequences: its choices; the first one computes the prompt and the others fork from it.
+    """
+
+    def __init__(self, sequences: Seq[Sequence], channel: OutputChannel, tokenizer: TextTokenizer | None) -> None:
+        self.sequences = tuple(sequences)
         self.channel = channel
         self._tokenizer = tokenizer
-        self._text: TextPipeline | None = None
-        params = sequence.params
-        if tokenizer is not None and params.detokenize:
-            self._text = TextPipeline(tokenizer, sequence.token_ids, params)
-        self._wants_prompt_logprobs = params.prompt_logprobs is not None
-        self._prompt_logprobs: list[TokenLogprobMap | None] = [None] if self._wants_prompt_logprobs else []
-        self._is_first = True
+        params = sequences[0].params
+        self._params = params
+        self._holds_back = len(sequences) > params.n
+        self._choices = [_Choice(self._make_text(s)) for s in sequences]
+        self._prompt_logprobs: list[TokenLogprobMap | None] | None = None
+        if params.prompt_logprobs is not None:
+            self._prompt_logprobs = [None]
+
+    @property
+    def request_id(self) -> str:
+        """Names the request."""
+        return self.sequences[0].request_id
+
+    @property
+    def ended(self) -> bool:
+        """Every choice has ended."""
+        return all(choice.ended for choice in self._choices)
 
     def publish(self, settled: Settled, result: StepResult) -> bool:
-        """Push what settled; True if that was the last of the request, which a stop string may decide."""
-        sequence = self.sequence
+        """Push what settled; True if it ended its choice, which a stop string may decide."""
+        sequence, choice = settled.sequence, self._choices[settled.sequence.index]
         self._collect_prompt_logprobs(settled, result)
         if settled.token_id is None and settled.finish is None:
             return False
-        finish = settled.finish
-        text, stop = self._push_text(settled)
-        if stop is not None:
-            finish = ("stop", stop)
-        ids = () if settled.token_id is None else (settled.token_id,)
-        logprobs = None
-        if sequence.params.logprobs is not None and result.logprobs is not None and ids:
-            top = sequence.params.logprobs
-            logprobs = (self._map(result.logprobs, settled.sample, ids[0], top),)
+        text, stop = self._push_text(choice, settled)
+        finish = settled.finish if stop is None else ("stop", stop)
         reason, stop_reason = finish or (None, None)
-        shows_prompt = self._is_first and self._wants_prompt_logprobs
-        self.channel.push(
-            Delta(
-                index=sequence.index,
-                text=text,
-                token_ids=ids,
-                logprobs=logprobs,
-                finish_reason=reason,
-                stop_reason=stop_reason,
-                prompt_logprobs=tuple(self._prompt_logprobs) if shows_prompt else None,
-                num_cached_tokens=sequence.num_cached_tokens,
-            )
+        ids = () if settled.token_id is None else (settled.token_id,)
+        prompt_logprobs = None
+        if sequence.index == 0 and self._prompt_logprobs is not None:
+            prompt_logprobs, self._prompt_logprobs = tuple(self._prompt_logprobs), None
+        delta = Delta(
+            index=sequence.index,
+            text=text,
+            token_ids=ids,
+            logprobs=self._sampled_logprobs(settled, result),
+            finish_reason=reason,
+            stop_reason=stop_reason,
+            prompt_logprobs=prompt_logprobs,
+            num_cached_tokens=sequence.num_cached_tokens,
         )
-        self._is_first = False
-        return finish is not None
+        choice.ended = reason is not None
+        if self._holds_back:
+            self._hold(choice, delta, settled, result)
+        else:
+            self.channel.push(delta)
+        return choice.ended
 
     def abort(self) -> None:
-        """Push the last delta of an aborted request, with the text held back."""
-        text = self._text.finish() if self._text is not None else ""
-        self.channel.push(Delta(self.sequence.index, text, (), finish_reason="abort"))
+        """Push the last delta of every choice of an aborted request, with the text held back."""
+        for index, choice in enumerate(self._choices[: self._params.n]):
+            if not choice.ended:
+                text = choice.text.finish() if choice.text is not None else ""
+                self.channel.push(Delta(index, text, (), finish_reason="abort"))
 
-    def _push_text(self, settled: Settled) -> tuple[str, str | None]:
+    def _make_text(self, sequence: Sequence) -> TextPipeline | None:
+        if self._tokenizer is None or not sequence.params.detokenize:
+            return None
+        return TextPipeline(self._tokenizer, sequence.token_ids, sequence.params)
+
+    def _push_text(self, choice: _Choice, settled: Settled) -> tuple[str, str | None]:
         """New text, and the stop string that ends it. The id that stopped has no text of its own."""
-        if self._text is None:
+        if choice.text is None:
             return "", None
         reason = settled.finish[0] if settled.finish is not None else None
-        hidden = reason == "stop" and not self.sequence.params.include_stop_str_in_output
-        text, stop = ("", None) if settled.token_id is None or hidden else self._text.push(settled.token_id)
+        hidden = reason == "stop" and not self._params.include_stop_str_in_output
+        text, stop = ("", None) if settled.token_id is None or hidden else choice.text.push(settled.token_id)
         if stop is None and reason is not None:
-            text += self._text.finish()
+            text += choice.text.finish()
         return text, stop
 
+    def _hold(self, choice: _Choice, delta: Delta, settled: Settled, result: StepResult) -> None:
+        """Keep a delta until every choice has ended; then push the best n, by cumulative logprob."""
+        choice.held.append(delta)
+        if settled.token_id is not None and result.logprobs is not None:
+            choice.cumulative_logprob += float(result.logprobs.logprobs[settled.sample])
+        if self.ended:
+            best = sorted(self._choices, key=lambda c: c.cumulative_logprob, reverse=True)[: self._params.n]
+            for index, winner in enumerate(best):
+                for kept in winner.held:
+                    self.channel.push(replace(kept, index=index))
+
+    # -- logprobs ---------------------------------------------------------------------------
+
+    def _sampled_logprobs(self, settled: Settled, result: StepResult) -> tuple[TokenLogprobMap, ...] | None:
+        if self._params.logprobs is None or settled.token_id is None or result.logprobs is None:
+            return None
+        return (self._map(result.logprobs, settled.sample, settled.token_id, self._params.logprobs),)
+
     def _collect_prompt_logprobs(self, settled: Settled, result: StepResult) -> None:
-        if not settled.prompt_rows or result.prompt_logprobs is None:
+        if self._prompt_logprobs is None or result.prompt_logprobs is None:
             return
-        top = self.sequence.params.prompt_logprobs or 0
         for row in settled.prompt_rows:
-            token_id = self.sequence.token_ids[len(self._prompt_logprobs)]
+            token_id = settled.sequence.token_ids[len(self._prompt_logprobs)]
+            top = self._params.prompt_logprobs or 0
             self._prompt_logprobs.append(self._map(result.prompt_logprobs, row, token_id, top))
 
     def _map(self, source: TokenLogprobs, row: int, token_id: int, top: int) -> TokenLogprobMap:

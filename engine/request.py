@@ -25,6 +25,8 @@ class SamplingParams:
     """How to pick tokens and when to stop. Raises InvalidRequest naming the field.
 
     Attributes:
+        n: choices to return.
+        best_of: choices to sample, of which the `n` with the highest cumulative logprob are returned.
         temperature: 0 is greedy.
         top_p: keep the smallest set of tokens whose mass reaches it; 1 is off.
         top_k: keep the k most likely; 0 and -1 are off, above the vocabulary is off.
@@ -42,6 +44,8 @@ class SamplingParams:
         detokenize: produce text at all; without a tokenizer there is none anyway.
     """
 
+    n: int = 1
+    best_of: int | None = None
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
@@ -69,12 +73,16 @@ class SamplingParams:
         _check_float("temperature", self.temperature, 0.0, math.inf)
         _check_float("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _check_float("min_p", self.min_p, 0.0, 1.0)
+        _check_int("n", self.n, 1, None)
+        _check_int("best_of", self.best_of, self.n, None)
         _check_int("top_k", self.top_k, -1, None)
         _check_int("seed", self.seed, 0, MAX_SEED)
         _check_int("max_tokens", self.max_tokens, 0, None)
         _check_int("min_tokens", self.min_tokens, 0, None)
         _check_int("logprobs", self.logprobs, 0, None)
         _check_int("prompt_logprobs", self.prompt_logprobs, 0, None)
+        if self.num_choices > 1 and self.max_tokens == 0:
+            raise InvalidRequest("n", "must be 1 when max_tokens is 0: there is nothing to choose")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest("min_tokens", f"{self.min_tokens} is above max_tokens {self.max_tokens}")
 
@@ -90,6 +98,11 @@ class SamplingParams:
             )
         for i in self.stop_ids:
             _check_int("stop_token_ids", i, 0, None)
+
+    @property
+    def num_choices(self) -> int:
+        """Choices to sample."""
+        return self.best_of or self.n
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

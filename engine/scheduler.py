@@ -2,188 +2,234 @@
 
 Pure decisions over the state it owns: no I/O, no clock, no device. A running or waiting sequence
 is granted `min(pending, budget)` tokens; decode, chunked prefill and prefix hits are that one
-subtraction. Rules, in the order in which they apply:
+subtraction. The rules are written out in docs/scheduling.md; in short:
 
-    order       arrival; running sequences go first, then waiting ones
+    order       priority, then the tenant served least, then arrival; running sequences go first,
+                except that a waiting one may take from running ones of lower priority, or of a
+                tenant above its share if its own is below.
     preemption  a running sequence that needs a block takes it from one after it in the order:
                 least computed work first, those preempted before only once they made progress,
                 unless all are protected, then the last in the order. It skips the step instead
                 when fenced blocks are coming or nothing comes after it.
-    admission   needs a row and blocks for all known tokens. What does not fit is passed over, at
-                most `MAX_PASSED_OVER` times; then nothing overtakes it.
+    admission   needs a row per choice and blocks for all known tokens. What does not fit is passed
+                over, at most `MAX_PASSED_OVER` times; then nothing overtakes it. One whose next
+                block a running sequence is computing waits for that block.
+    fork        the choices of a request part where its prompt ends; they share its blocks, and
+                whoever writes to a shared block copies it first.
     fence       rows and blocks freed while steps are in flight wait for the last of them.
 
-Read next: `engine/kv/manager.py` (blocks), `engine/loop.py` (who calls this).
+Read next: `engine/kv/manager.py` (blocks), `engine/step.py`, `engine/loop.py` (who calls this).
 """
 
 from bisect import insort
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from enum import Enum, auto
+from heapq import merge
 
-import numpy as np
-
+from engine.fairness import Fairness
 from engine.kv.fence import Fence, Fenced
 from engine.kv.manager import KVManager, Lease
-from engine.kv.prefix import Entry as KVEntry
-from engine.plan import (
-    NO_TARGET,
-    PLACEHOLDER,
-    BlockUpdate,
-    Int32Array,
-    RowState,
-    SampleBatch,
-    StepPlan,
-    StepResult,
-)
-from engine.request import FinishReason
-from engine.sequence import Sequence, Status
+from engine.kv.prefix import Entry as CachedBlock
+from engine.plan import StepResult
+from engine.sequence import Finish, Sequence, Status
+from engine.step import Draft, Entry, Settled, Step
 
 MAX_PASSED_OVER = 16
 MAX_ADMISSION_FAILURES = 8
 """Waiting sequences that may fail to fit in one step before the scheduler stops looking."""
 
 
-class Entry(NamedTuple):
-    """One row of a launched step.
+class Admission(Enum):
+    """What came of trying to admit a waiting sequence.
 
-    Attributes:
-        start: position of the first token.
-        epoch: the sequence's epoch at launch; it differs at settle if it was preempted since.
-        targets: prompt positions whose logprobs the step reports, as a half-open range.
+    NOT_READY: its last tokens are in flight, or the block it needs next is being computed.
     """
 
-    sequence: Sequence
-    start: int
-    num_tokens: int
-    epoch: int
-    samples: bool
-    targets: range
-
-
-class Step(NamedTuple):
-    """A decided step: what the device runs and what the host must remember until it settles."""
-
-    plan: StepPlan
-    batch: SampleBatch
-    entries: list[Entry]
-
-
-class Settled(NamedTuple):
-    """What one sequence gained from a settled step.
-
-    Attributes:
-        token_id: the new id, None if the step sampled nothing for it.
-        sample: index of the id in the step's result.
-        prompt_rows: its rows of `StepResult.prompt_logprobs`.
-        faulted: the logits held no usable value; the sequence has been finished.
-        finish: finish reason and stop reason if it ended.
-    """
-
-    sequence: Sequence
-    token_id: int | None
-    sample: int
-    prompt_rows: range
-    faulted: bool
-    finish: tuple[FinishReason, int | str | None] | None
-
-
-@dataclass(slots=True)
-class _Draft:
-    """A step being put together."""
-
-    budget: int
-    entries: list[Entry] = field(default_factory=list)
-    new_rows: list[RowState] = field(default_factory=list)
+    ADMITTED = auto()
+    NOT_READY = auto()
+    NO_ROOM = auto()
 
 
 class Scheduler:
     """Owns the sequences, the rows, the fence and the KV manager."""
 
     def __init__(
-        self, kv: KVManager, *, max_num_seqs: int, max_num_batched_tokens: int, enable_chunked_prefill: bool
+        self,
+        kv: KVManager,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        enable_chunked_prefill: bool,
+        long_prefill_token_threshold: int = 0,
     ) -> None:
         self.kv = kv
-        self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.fence = Fence()
         self.num_preemptions = 0
+        self._waiting: dict[str, list[Sequence]] = {}
+        self._fairness = Fairness()
+        self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
         self._enable_chunked_prefill = enable_chunked_prefill
+        self._chunk_limit = long_prefill_token_threshold or max_num_batched_tokens
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
         self._num_arrived = 0
         self._last_launched = 0
         self._last_settled = 0
 
     @property
+    def num_waiting(self) -> int:
+        """Sequences that wait for a row, new or preempted."""
+        return sum(map(len, self._waiting.values()))
+
+    @property
     def is_idle(self) -> bool:
         """Nothing runs, waits or is in flight."""
-        return not self.running and not self.waiting and self._last_launched == self._last_settled
+        return not self.running and not self.num_waiting and self._last_launched == self._last_settled
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence. Admission at the door made sure that it can fit alone."""
         sequence.arrival = self._num_arrived
         self._num_arrived += 1
-        self.waiting.append(sequence)
+        for choice in (sequence, *sequence.forks):
+            choice.arrival = sequence.arrival
+            self._fairness.arrive(choice.tenant)
+        self._enqueue(sequence)
 
     def finish(self, sequence: Sequence) -> None:
         """Take a sequence out, in whatever state it is; harmless when it is finished already."""
+        if sequence.status is Status.FINISHED:
+            return
         if sequence.status is Status.RUNNING:
             self.running.remove(sequence)
             self._vacate(sequence)
         elif sequence.status is Status.WAITING:
-            self.waiting.remove(sequence)
+            self._dequeue(sequence)
         sequence.status = Status.FINISHED
+        self._fairness.leave(sequence.tenant)
+
+    # -- order ------------------------------------------------------------------------------
+
+    def _rank(self, sequence: Sequence) -> tuple[int, float, int, int]:
+        return (sequence.priority, self._fairness.served(sequence.tenant), sequence.arrival, sequence.index)
+
+    def waiting(self) -> Iterator[Sequence]:
+        """Waiting sequences in order. Each tenant's queue is sorted, so that merging the queues lazily
+        gives the order even while admissions change the tenants' counters."""
+        if len(self._waiting) == 1:
+            return iter(next(iter(self._waiting.values())).copy())
+        return merge(*(queue.copy() for queue in self._waiting.values()), key=self._rank)
+
+    def _running_in_order(self) -> list[Sequence]:
+        if self._fairness.num_present == 1:
+            return self.running.copy()
+        return sorted(self.running, key=self._rank)
+
+    def _enqueue(self, sequence: Sequence) -> None:
+        insort(self._waiting.setdefault(sequence.tenant, []), sequence, key=_fixed_rank)
+        sequence.status = Status.WAITING
+
+    def _dequeue(self, sequence: Sequence) -> None:
+        queue = self._waiting[sequence.tenant]
+        queue.remove(sequence)
+        if not queue:
+            del self._waiting[sequence.tenant]
 
     # -- schedule ---------------------------------------------------------------------------
 
     def schedule(self) -> Step | None:
         """Decide the next step; None when nothing can run."""
-        draft = _Draft(self._max_num_batched_tokens)
+        draft = Draft(self._max_num_batched_tokens)
+        self._serve_entitled(draft)
         self._grant_running(draft)
         self._admit_waiting(draft)
-        return self._launch(draft) if draft.entries else None
+        if not draft.entries:
+            return None
+        self._last_launched += 1
+        return draft.make_step(self._last_launched)
 
-    def _grant_running(self, draft: _Draft) -> None:
-        for sequence in self.running.copy():
-            if sequence.status is not Status.RUNNING:
-                continue  # preempted a moment ago by one before it
-            num_tokens = min(sequence.pending, draft.budget)
-            if num_tokens and self._make_room(sequence, sequence.num_scheduled + num_tokens):
+    def _serve_entitled(self, draft: Draft) -> None:
+        """Admit the first waiting sequence ahead of the running ones, leaving each of these a token, if it
+        comes before some of another tenant or priority. If it has no room, preempt those that it may."""
+        head = next(self.waiting(), None) if self._waiting and self.running else None
+        if head is None or not any(self._comes_before(head, s) for s in self.running):
+            return
+        if self._admit(draft, head, draft.budget - len(self.running)) is Admission.NO_ROOM and not self.fence:
+            self._preempt_for(head)
+
+    def _comes_before(self, head: Sequence, other: Sequence) -> bool:
+        is_apart = (head.priority, head.tenant) != (other.priority, other.tenant)
+        return is_apart and self._rank(head) < self._rank(other)
+
+    def _preempt_for(self, head: Sequence) -> None:
+        """Make room for a waiting sequence, if preempting those that it may preempt is enough."""
+        rows, blocks, chosen = len(self._free_rows), self.kv.num_available, []
+        victims = self._outranked_by(head)
+        needed = self.kv.blocks_for(head.known)
+        for victim in sorted(victims, key=lambda s: (s.num_scheduled, -s.arrival)):
+            if rows > len(head.forks) and blocks >= needed:
+                break
+            chosen.append(victim)
+            rows, blocks = rows + 1, blocks + len(victim.tables[0].blocks)
+        if rows > len(head.forks) and blocks >= needed:
+            for victim in chosen:
+                self._preempt(victim)
+
+    def _outranked_by(self, head: Sequence) -> list[Sequence]:
+        """Running sequences that a waiting `head` may preempt: of lower priority, or of a tenant above
+        its share of rows while its own is below; none that is protected."""
+        share = self._max_num_seqs / self._fairness.num_present
+        held: dict[str, int] = {}
+        for s in self.running:
+            held[s.tenant] = held.get(s.tenant, 0) + 1
+        is_below = held.get(head.tenant, 0) < share
+        return [
+            s
+            for s in self.running
+            if not s.protected
+            and (
+                s.priority > head.priority
+                or (s.priority == head.priority and is_below and held[s.tenant] > share and s.tenant != head.tenant)
+            )
+        ]
+
+    def _grant_running(self, draft: Draft) -> None:
+        order = self._running_in_order()
+        granted = {entry.sequence for entry in draft.entries}
+        for place, sequence in enumerate(order):
+            if sequence.status is not Status.RUNNING or sequence in granted:
+                continue  # preempted a moment ago by one before it, or admitted just now
+            num_tokens = min(sequence.pending, draft.budget, self._chunk_limit)
+            if num_tokens and self._make_room(draft, order, place, num_tokens):
                 self._grant(draft, sequence, num_tokens)
 
-    def _make_room(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Grow the tables to `num_tokens`, preempting later ones if need be; False is "skip this step"."""
-        while not self.kv.grow(sequence.tables, num_tokens):
-            if self.fence:
-                return False
-            victim = self._victim(sequence)
+    def _make_room(self, draft: Draft, order: list[Sequence], place: int, num_tokens: int) -> bool:
+        """Extend the tables of `order[place]`, preempting later ones if need be; False is "skip this step"."""
+        sequence = order[place]
+        stop = sequence.num_scheduled + num_tokens
+        while (copies := self.kv.grow(sequence.tables, stop, write_from=sequence.num_scheduled)) is None:
+            victim = None if self.fence else _victim(order[place + 1 :], draft)
             if victim is None:
                 return False
             self._preempt(victim)
+        draft.copies += copies
         return True
-
-    def _victim(self, beneficiary: Sequence) -> Sequence | None:
-        after = [s for s in self.running if _order(s) > _order(beneficiary)]
-        unprotected = [s for s in after if not s.protected]
-        if unprotected:
-            return min(unprotected, key=lambda s: (s.num_scheduled, -s.arrival))
-        return after[-1] if after else None
 
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
         self._vacate(sequence)
-        sequence.status = Status.WAITING
         sequence.num_scheduled = sequence.num_computed = 0
         sequence.epoch += 1
         sequence.protected = True
         self.num_preemptions += 1
-        insort(self.waiting, sequence, key=_order)
+        self._enqueue(sequence)
 
     def _vacate(self, sequence: Sequence) -> None:
-        self._free(Fenced(self.kv.detach(sequence.tables), sequence.row))
+        rows = (sequence.row, *sequence.fork_rows)
+        self._free(Fenced(self.kv.detach(sequence.tables), rows))
         sequence.tables = []
         sequence.row = -1
+        sequence.fork_rows = []
 
     def _free(self, fenced: Fenced) -> None:
         if self._last_launched > self._last_settled:
@@ -193,83 +239,117 @@ class Scheduler:
 
     def _release(self, fenced: Fenced) -> None:
         self.kv.release(fenced.blocks)
-        if fenced.row is not None:
-            self._free_rows.append(fenced.row)
+        self._free_rows.extend(fenced.rows)
 
-    def _admit_waiting(self, draft: _Draft) -> None:
+    # -- admission --------------------------------------------------------------------------
+
+    def _admit_waiting(self, draft: Draft) -> None:
         passed_over: list[Sequence] = []
-        for sequence in self.waiting.copy():
+        for sequence in self.waiting():
             if not self._free_rows or not draft.budget or len(passed_over) >= MAX_ADMISSION_FAILURES:
                 break
-            if self._admit(draft, sequence):
+            admission = self._admit(draft, sequence, draft.budget)
+            if admission is Admission.ADMITTED:
                 for overtaken in passed_over:
                     overtaken.num_passed_over += 1
-            else:
+            elif admission is Admission.NO_ROOM:
                 passed_over.append(sequence)
                 if sequence.num_passed_over >= MAX_PASSED_OVER:
                     break
 
-    def _admit(self, draft: _Draft, sequence: Sequence) -> bool:
+    def _admit(self, draft: Draft, sequence: Sequence, budget: int) -> Admission:
         if sequence.in_flight:
-            return False
+            return Admission.NOT_READY
+        forks = [s for s in sequence.forks if s.status is Status.PENDING]
+        if budget < 1 or len(self._free_rows) <= len(forks):
+            return Admission.NO_ROOM
         runs = self._match(sequence)
         num_cached = len(runs[0]) * self.kv.block_size
-        if not self._enable_chunked_prefill and sequence.known - num_cached > draft.budget:
-            return False
+        if self._is_being_computed(sequence, num_cached):
+            return Admission.NOT_READY
+        if not self._enable_chunked_prefill and sequence.known - num_cached > budget:
+            return Admission.NO_ROOM
         tables = self.kv.begin(runs, sequence.known, sequence.cache_root)
         if tables is None:
-            return False
-        self.waiting.remove(sequence)
-        insort(self.running, sequence, key=_order)
+            return Admission.NO_ROOM
+        self._dequeue(sequence)
+        insort(self.running, sequence, key=_fixed_rank)
         sequence.status = Status.RUNNING
         sequence.tables = tables
         sequence.row = self._free_rows.pop()
+        sequence.fork_rows = [self._free_rows.pop() for _ in forks]
         sequence.num_scheduled = sequence.num_computed = num_cached
         if sequence.epoch == 0:
             sequence.num_cached_tokens = num_cached
         draft.new_rows.append(sequence.row_state())
-        self._grant(draft, sequence, min(sequence.pending, draft.budget))
-        return True
+        self._grant(draft, sequence, min(sequence.pending, budget, self._chunk_limit))
+        return Admission.ADMITTED
 
-    def _match(self, sequence: Sequence) -> list[list[KVEntry]]:
+    def _match(self, sequence: Sequence) -> list[list[CachedBlock]]:
         """Cached blocks to start from; none when prompt logprobs need every position computed."""
         if sequence.params.prompt_logprobs is not None:
             return [[] for _ in self.kv.groups]
         return self.kv.match(sequence.token_ids, sequence.cache_root)
 
-    def _grant(self, draft: _Draft, sequence: Sequence, num_tokens: int) -> None:
+    def _is_being_computed(self, sequence: Sequence, num_cached: int) -> bool:
+        """Whether a running sequence is about to complete the block after the cached ones."""
+        stop = num_cached + self.kv.block_size
+        if not self.kv.enable_prefix_caching or sequence.params.prompt_logprobs is not None or sequence.known <= stop:
+            return False
+        wanted = sequence.token_ids[:stop]
+        return any(
+            s.num_computed < stop <= len(s.token_ids)
+            and s.cache_root == sequence.cache_root
+            and s.token_ids[:stop] == wanted
+            for s in self.running
+        )
+
+    # -- grant ------------------------------------------------------------------------------
+
+    def _grant(self, draft: Draft, sequence: Sequence, num_tokens: int) -> None:
         start = sequence.num_scheduled
         sequence.num_scheduled += num_tokens
-        sequence.in_flight += 1
+        if sequence.epoch == 0 and start < sequence.prompt_len:
+            self._fairness.charge(sequence.tenant, num_tokens, 0)
         samples = sequence.num_scheduled == sequence.known and sequence.max_output > 0
-        sequence.num_placeholders += samples
+        self._enter(draft, sequence, start, num_tokens, samples)
         draft.budget -= num_tokens
+        if samples:
+            self._fork(draft, sequence)
+
+    def _enter(self, draft: Draft, sequence: Sequence, start: int, num_tokens: int, samples: bool) -> None:
+        sequence.in_flight += 1
+        if samples:
+            sequence.num_placeholders += 1
+            self._fairness.charge(sequence.tenant, 0, 1)
         targets = self._prompt_targets(sequence, start)
         draft.entries.append(Entry(sequence, start, num_tokens, sequence.epoch, samples, targets))
+
+    def _fork(self, draft: Draft, sequence: Sequence) -> None:
+        """Start the other choices, which sample their first token from the same logits."""
+        for choice in sequence.forks:
+            if choice.status is Status.PENDING:
+                choice.row = sequence.fork_rows.pop()
+                choice.tables = self.kv.fork(sequence.tables)
+                choice.status = Status.RUNNING
+                choice.num_scheduled = choice.num_computed = sequence.num_scheduled
+                choice.num_cached_tokens = sequence.num_cached_tokens
+                insort(self.running, choice, key=_fixed_rank)
+                draft.new_rows.append(choice.row_state())
+                self._enter(draft, choice, sequence.num_scheduled, 0, True)
+        if sequence.fork_rows:
+            # Choices that were aborted before they began.
+            self._free_rows.extend(sequence.fork_rows)
+            sequence.fork_rows = []
+        sequence.forks = ()
 
     def _prompt_targets(self, sequence: Sequence, start: int) -> range:
         if sequence.params.prompt_logprobs is None:
             return range(0)
         first = max(start, sequence.num_prompt_logprobs_launched)
-        stop = min(sequence.num_scheduled, sequence.prompt_len - 1)
-        sequence.num_prompt_logprobs_launched = max(first, stop)
-        return range(first, max(first, stop))
-
-    def _launch(self, draft: _Draft) -> Step:
-        self._last_launched += 1
-        entries = draft.entries
-        plan = StepPlan(
-            step=self._last_launched,
-            rows=np.array([e.sequence.row for e in entries], np.int32),
-            starts=np.array([e.start for e in entries], np.int32),
-            num_tokens=np.array([e.num_tokens for e in entries], np.int32),
-            token_ids=np.array([t for e in entries for t in _input_ids(e)], np.int32),
-            prompt_targets=_target_ids(entries),
-            row_states=tuple(draft.new_rows),
-            block_updates=tuple(update for e in entries for update in _block_updates(e.sequence)),
-        )
-        sampling = np.array([i for i, e in enumerate(entries) if e.samples], np.int32)
-        return Step(plan, SampleBatch(self._last_launched, sampling), entries)
+        stop = max(first, min(sequence.num_scheduled, sequence.prompt_len - 1))
+        sequence.num_prompt_logprobs_launched = stop
+        return range(first, stop)
 
     # -- settle -----------------------------------------------------------------------------
 
@@ -320,7 +400,7 @@ class Scheduler:
         if sequence.epoch == entry.epoch:
             sequence.protected &= token_id is None
             self._advance(sequence, entry.start + entry.num_tokens)
-        finish = self._finish_of(sequence, token_id, faulted)
+        finish = _finish_of(sequence, token_id, faulted)
         if finish is not None:
             self.finish(sequence)
         return Settled(sequence, token_id, sample, rows, faulted, finish)
@@ -329,18 +409,7 @@ class Scheduler:
         sequence.num_computed = num_computed
         given_up = self.kv.index(sequence.tables, sequence.token_ids, num_computed)
         if given_up is not None:
-            self._free(Fenced(given_up, None))
-
-    def _finish_of(
-        self, sequence: Sequence, token_id: int | None, faulted: bool
-    ) -> tuple[FinishReason, int | str | None] | None:
-        if faulted:
-            return "error", None
-        if token_id is not None:
-            return sequence.end_of(token_id)
-        if sequence.max_output == 0 and sequence.num_computed == sequence.prompt_len:
-            return "length", None
-        return None
+            self._free(Fenced(given_up, ()))
 
     # -- inspection -------------------------------------------------------------------------
 
@@ -354,37 +423,35 @@ class Scheduler:
     def audit(self) -> list[str]:
         """Check blocks and rows against their holders; returns what is wrong, [] if nothing."""
         problems = self.kv.audit(self.leases())
-        held = [s.row for s in self.running] + [f.row for f in self.fence if f.row is not None]
-        if len(set(held) | set(self._free_rows)) != len(held) + len(self._free_rows):
+        held = [row for s in self.running for row in (s.row, *s.fork_rows)]
+        held += [row for fenced in self.fence for row in fenced.rows]
+        if sorted(held + self._free_rows) != list(range(self._max_num_seqs)):
             problems.append(f"rows: {sorted(held)} are held while {sorted(self._free_rows)} are free")
         if self.is_idle and (len(self.fence) or held):
             problems.append(f"idle with {len(self.fence)} fenced leases and rows {held}")
         return problems
 
 
-def _order(sequence: Sequence) -> int:
-    return sequence.arrival
+def _fixed_rank(sequence: Sequence) -> tuple[int, int, int]:
+    """The order within a tenant, which never changes."""
+    return (sequence.priority, sequence.arrival, sequence.index)
 
 
-def _input_ids(entry: Entry) -> list[int]:
-    sequence, stop = entry.sequence, entry.start + entry.num_tokens
-    ids = sequence.token_ids[entry.start : stop]
-    return ids if len(ids) == entry.num_tokens else [*ids, PLACEHOLDER]
+def _victim(later: list[Sequence], draft: Draft) -> Sequence | None:
+    """The one to preempt among those `later` in the order than the one in need, and not in the step already."""
+    granted = {entry.sequence for entry in draft.entries}
+    running = [s for s in later if s.status is Status.RUNNING and s not in granted]
+    unprotected = [s for s in running if not s.protected]
+    if unprotected:
+        return min(unprotected, key=lambda s: (s.num_scheduled, -s.arrival))
+    return running[-1] if running else None
 
 
-def _target_ids(entries: list[Entry]) -> Int32Array | None:
-    if not any(e.targets for e in entries):
-        return None
-    ids = [
-        e.sequence.token_ids[position + 1] if position in e.targets else NO_TARGET
-        for e in entries
-        for position in range(e.start, e.start + e.num_tokens)
-    ]
-    return np.array(ids, np.int32)
-
-
-def _block_updates(sequence: Sequence) -> Iterator[BlockUpdate]:
-    for group, table in enumerate(sequence.tables):
-        if table.num_sent < len(table.blocks):
-            yield BlockUpdate(group, sequence.row, table.num_sent, tuple(table.blocks[table.num_sent :]))
-            table.num_sent = len(table.blocks)
+def _finish_of(sequence: Sequence, token_id: int | None, faulted: bool) -> Finish | None:
+    if faulted:
+        return "error", None
+    if token_id is not None:
+        return sequence.end_of(token_id)
+    if sequence.max_output == 0 and sequence.num_computed == sequence.prompt_len:
+        return "length", None
+    return None

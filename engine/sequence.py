@@ -18,10 +18,14 @@ from engine.kv.manager import BlockTable
 from engine.plan import RowState
 from engine.request import FinishReason, SamplingParams
 
+Finish = tuple[FinishReason, int | str | None]
+"""Why a sequence ended: finish reason and stop reason."""
+
 
 class Status(Enum):
-    """WAITING -> RUNNING -> FINISHED; preemption goes back to WAITING."""
+    """PENDING (a choice before its fork) or WAITING -> RUNNING -> FINISHED; preemption goes back to WAITING."""
 
+    PENDING = auto()
     WAITING = auto()
     RUNNING = auto()
     FINISHED = auto()
@@ -35,6 +39,8 @@ class Sequence:
         "cache_root",
         "end_ids",
         "epoch",
+        "fork_rows",
+        "forks",
         "in_flight",
         "index",
         "max_output",
@@ -45,6 +51,7 @@ class Sequence:
         "num_prompt_logprobs_launched",
         "num_scheduled",
         "params",
+        "priority",
         "prompt_len",
         "protected",
         "request_id",
@@ -52,6 +59,7 @@ class Sequence:
         "seed",
         "status",
         "tables",
+        "tenant",
         "token_ids",
     )
 
@@ -65,6 +73,8 @@ class Sequence:
         seed: int,
         eos_token_ids: tuple[int, ...] = (),
         index: int = 0,
+        priority: int = 0,
+        tenant: str = "",
     ) -> None:
         self.request_id = request_id
         self.index = index
@@ -74,9 +84,13 @@ class Sequence:
         self.max_output = max_output
         self.seed = seed
         self.end_ids = frozenset(() if params.ignore_eos else eos_token_ids)
-        self.cache_root = ""
+        self.priority = priority
+        self.tenant = tenant
+        self.cache_root = tenant
         self.arrival = 0
-        self.status = Status.WAITING
+        self.status = Status.PENDING
+        self.forks: tuple[Sequence, ...] = ()
+        self.fork_rows: list[int] = []
         self.row = -1
         self.tables: list[BlockTable] = []
         self.epoch = 0
@@ -119,11 +133,11 @@ class Sequence:
             choice=self.index,
             banned_ids=tuple(sorted(self.end_ids.union(p.stop_ids))) if p.min_tokens else (),
             min_position=self.prompt_len + p.min_tokens,
-            num_logprobs=-1 if p.logprobs is None else p.logprobs,
+            num_logprobs=(-1 if p.best_of is None else 0) if p.logprobs is None else p.logprobs,
             num_prompt_logprobs=-1 if p.prompt_logprobs is None else p.prompt_logprobs,
         )
 
-    def end_of(self, token_id: int) -> tuple[FinishReason, int | None] | None:
+    def end_of(self, token_id: int) -> Finish | None:
         """Finish reason and stop reason if `token_id`, just appended, ends the sequence."""
         if token_id in self.end_ids:
             return "stop", None

@@ -34,9 +34,10 @@ def merge(deltas: Sequence[Delta]) -> Delta:
 
 
 class OutputChannel:
-    """One writer (the loop), one reader; ends with the last delta or with an error."""
+    """One writer (the loop), one reader; ends with the last delta of every choice or with an error."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_choices: int = 1) -> None:
+        self._num_open = num_choices
         self._deltas: list[Delta] = []
         self._error: EngineError | None = None
         self._ended = False
@@ -48,11 +49,12 @@ class OutputChannel:
         return self._ended
 
     def push(self, delta: Delta) -> None:
-        """Add a delta; one with a finish reason is the last."""
+        """Add a delta; one with a finish reason is the last of its choice."""
         if self._ended:
             return
         self._deltas.append(delta)
-        self._ended = delta.finish_reason is not None
+        self._num_open -= delta.finish_reason is not None
+        self._ended = self._num_open == 0
         self._wake()
 
     def fail(self, error: EngineError) -> None:
@@ -63,7 +65,10 @@ class OutputChannel:
             self._wake()
 
     async def get(self) -> Delta | None:
-        """Everything pushed since the last call as one delta; None at the end. Raises the writer's error."""
+        """What was pushed for one choice since it was last read, as one delta; None at the end.
+
+        Raises the writer's error.
+        """
         while not self._deltas:
             if self._ended:
                 if self._error is not None:
@@ -74,8 +79,10 @@ class OutputChannel:
                 await self._waiter
             finally:
                 self._waiter = None
-        deltas, self._deltas = self._deltas, []
-        return merge(deltas)
+        index = self._deltas[0].index
+        of_choice = [d for d in self._deltas if d.index == index]
+        self._deltas = [d for d in self._deltas if d.index != index]
+        return merge(of_choice)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

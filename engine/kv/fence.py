@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 
 class Fenced(NamedTuple):
-    """Blocks per KV group, and the row if that is freed too."""
+    """Blocks per KV group, and the rows that are freed with them."""
 
     blocks: tuple[tuple[int, ...], ...]
-    row: int | None
+    rows: tuple[int, ...]
 
 
 class Fence:

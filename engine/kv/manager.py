@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from engine.kv.groups import KVGroup
 from engine.kv.pool import BlockPool
 from engine.kv.prefix import Entry, Parent, PrefixIndex, token_key
+from engine.plan import BlockCopy
 
 
 @dataclass(slots=True)
@@ -98,19 +99,44 @@ class KVManager:
                 pool.share(entry.block)
             parent = run[-1].uid if run else root
             tables.append(BlockTable(parent, [entry.block for entry in run], num_indexed=len(run)))
-        self.grow(tables, num_tokens)
+        self._extend(tables, needed)
         return tables
 
-    def grow(self, tables: list[BlockTable], num_tokens: int) -> bool:
-        """Extend every table to hold `num_tokens`; False, with nothing changed, if it does not fit."""
-        needed = self.blocks_for(num_tokens)
+    def grow(self, tables: list[BlockTable], num_tokens: int, *, write_from: int) -> list[BlockCopy] | None:
+        """Make room to write positions `[write_from, num_tokens)`.
+
+        A block written to that others hold as well is replaced by a copy. Returns the copies to make,
+        or None, with nothing changed, if it does not fit.
+        """
+        needed, page = self.blocks_for(num_tokens), write_from // self.block_size
+        shared = [
+            page < len(table.blocks) and pool.refs(table.blocks[page]) > 1
+            for pool, table in zip(self._pools, tables, strict=True)
+        ]
+        for pool, table, is_shared in zip(self._pools, tables, shared, strict=True):
+            if needed - len(table.blocks) + is_shared > pool.num_available:
+                return None
+        self._extend(tables, needed)
+        return [self._replace(g, tables[g], page) for g, is_shared in enumerate(shared) if is_shared]
+
+    def fork(self, tables: list[BlockTable]) -> list[BlockTable]:
+        """Tables that share every block of `tables`; who writes first gets a copy, by `grow`."""
         for pool, table in zip(self._pools, tables, strict=True):
-            if needed - len(table.blocks) > pool.num_available:
-                return False
+            for block in table.blocks:
+                pool.share(block)
+        return [BlockTable(t.parent, t.blocks.copy(), num_indexed=t.num_indexed) for t in tables]
+
+    def _extend(self, tables: list[BlockTable], needed: int) -> None:
         for pool, index, table in zip(self._pools, self._indexes, tables, strict=True):
             while len(table.blocks) < needed:
                 table.blocks.append(_take(pool, index))
-        return True
+
+    def _replace(self, g: int, table: BlockTable, page: int) -> BlockCopy:
+        source, target = table.blocks[page], _take(self._pools[g], self._indexes[g])
+        self._pools[g].give(source)
+        table.blocks[page] = target
+        table.num_sent = min(table.num_sent, page)
+        return BlockCopy(g, source, target)
 
     def index(self, tables: list[BlockTable], token_ids: Sequence[int], num_computed: int) -> Lease | None:
         """Name the full blocks among the first `num_computed` tokens.

@@ -17,6 +17,8 @@ from engine.plan import PLACEHOLDER, SampleBatch, StepPlan, StepResult, TokenLog
 
 POISON = -7
 VOCAB = 1000
+FAULT = VOCAB - 1
+"""A sampled id that the device reports as "no usable logits"."""
 
 NextToken = Callable[[Sequence[int]], int]
 
@@ -26,14 +28,14 @@ def hashed(context: Sequence[int]) -> int:
     value = 17
     for token in context:
         value = (value * 31 + token + 1) % 1_000_003
-    return value % VOCAB
+    return value % (VOCAB - 1)
 
 
-def expected(prompt: Sequence[int], num_tokens: int, next_token: NextToken = hashed) -> list[int]:
-    """The output a correct engine gives for `prompt`."""
+def expected(prompt: Sequence[int], num_tokens: int, choice: int = 0) -> list[int]:
+    """The output a correct engine gives for `prompt`; the choices of a request differ."""
     context = list(prompt)
     for _ in range(num_tokens):
-        context.append(next_token(context))
+        context.append((hashed(context) + choice) % (VOCAB - 1))
     return context[len(prompt) :]
 
 
@@ -71,6 +73,7 @@ class FakeDevice:
         self.pages = np.full((num_blocks, block_size), POISON, np.int64)
         self.tables = np.full((max_num_seqs, num_blocks + 1), POISON, np.int64)
         self.last_ids = np.full(max_num_seqs, POISON, np.int64)
+        self.choices = np.full(max_num_seqs, POISON, np.int64)
         self.gated = gated
         self.gate = asyncio.Event()
         self.opened = 0
@@ -113,6 +116,10 @@ class FakeDevice:
         return self._results.pop(step)
 
     def _execute(self, plan: StepPlan, batch: SampleBatch) -> StepResult:
+        for state in plan.row_states:
+            self.choices[state.row] = state.choice
+        for copy in plan.block_copies:
+            self.pages[copy.target] = self.pages[copy.source]
         for update in plan.block_updates:
             self.tables[update.row, update.index : update.index + len(update.blocks)] = update.blocks
         assert len(set(plan.rows.tolist())) == len(plan.rows), "a row is in a step once"
@@ -125,14 +132,15 @@ class FakeDevice:
                 self.pages[self.tables[row, page], slot] = token
             offset += count
         ids = []
-        for e in batch.entries.tolist():
-            row, length = int(plan.rows[e]), int(plan.starts[e] + plan.num_tokens[e])
-            ids.append(self._next_token(self._context(row, length)))
+        for e, row in zip(batch.entries.tolist(), batch.rows.tolist(), strict=True):
+            context = self._context(int(plan.rows[e]), int(plan.starts[e] + plan.num_tokens[e]))
+            token = self._next_token(context)
+            ids.append(token if token == FAULT else (token + int(self.choices[row])) % (VOCAB - 1))
             self.last_ids[row] = ids[-1]
         return StepResult(
             step=plan.step,
             token_ids=np.array(ids, np.int32),
-            faulted=np.array([i < 0 for i in ids], np.bool_),
+            faulted=np.array([i == FAULT for i in ids], np.bool_),
             logprobs=_logprobs(ids),
             prompt_logprobs=None if plan.prompt_targets is None else _logprobs(_targets(plan)),
             device_seconds=0.0,

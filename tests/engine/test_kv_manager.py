@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from engine.kv.groups import KVGroup, kv_groups
 from engine.kv.manager import BlockTable, KVManager
+from engine.plan import BlockCopy
 
 GROUPS = (KVGroup(None, (0,)), KVGroup(8, (1,)))
 BLOCK = 4
@@ -100,10 +101,33 @@ def test_what_does_not_fit_changes_nothing() -> None:
     kv = make(num_blocks=3)
     tables = begin(kv, list(range(8)))
     assert kv.begin([[], []], 8, "") is None
-    assert not kv.grow(tables, 13)
+    assert kv.grow(tables, 13, write_from=8) is None
     assert kv.num_available == 1
-    assert kv.grow(tables, 12)
+    assert kv.grow(tables, 12, write_from=8) == []
     assert kv.num_available == 0
+
+
+def test_who_writes_to_a_shared_block_gets_a_copy() -> None:
+    kv = make()
+    tokens = list(range(6))
+    first = begin(kv, tokens)
+    for table in first:
+        table.num_sent = 2
+    second = kv.fork(first)
+    assert lease_of(first) == lease_of(second)
+    copies = kv.grow(first, 7, write_from=6)
+    assert copies == [BlockCopy(g, second[g].blocks[1], first[g].blocks[1]) for g in range(2)]
+    assert [t.blocks[0] for t in first] == [t.blocks[0] for t in second]
+    assert [t.num_sent for t in first] == [1, 1]
+    assert kv.grow(second, 7, write_from=6) == [], "the last holder writes in place"
+    assert kv.audit([lease_of(first), lease_of(second)]) == []
+
+
+def test_a_copy_needs_a_block_too() -> None:
+    kv = make(num_blocks=2)
+    first = begin(kv, list(range(6)))
+    kv.fork(first)
+    assert kv.grow(first, 7, write_from=6) is None
 
 
 def test_matched_blocks_without_holders_count_as_taken() -> None:

@@ -18,7 +18,7 @@ from engine.request import Delta, SamplingParams
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.stream import OutputChannel, OutputStream
-from tests.engine.fake_device import FakeDevice, NextToken, expected, hashed
+from tests.engine.fake_device import FAULT, FakeDevice, NextToken, expected, hashed
 
 BLOCK = 4
 
@@ -42,11 +42,14 @@ class Server:
     def generate(self, prompt: list[int], max_tokens: int, **params: Any) -> OutputStream:
         self._num_requests += 1
         name = f"r{self._num_requests}"
-        sequence = Sequence(
-            name, prompt, SamplingParams(max_tokens=max_tokens, **params), max_output=max_tokens, seed=0
-        )
-        channel = OutputChannel()
-        self.inbox.submit(LiveRequest(sequence, channel, None))
+        sampling = SamplingParams(max_tokens=max_tokens, **params)
+        choices = [
+            Sequence(name, prompt, sampling, max_output=max_tokens, seed=0, index=i)
+            for i in range(sampling.num_choices)
+        ]
+        choices[0].forks = tuple(choices[1:])
+        channel = OutputChannel(sampling.n)
+        self.inbox.submit(LiveRequest(choices, channel, None))
         return OutputStream(name, prompt, channel, self.inbox.abort)
 
     async def is_clean(self) -> bool:
@@ -247,7 +250,7 @@ async def test_waiting_requests_count_against_the_queue() -> None:
         await server.until(lambda: len(server.device.plans) == 2)
         streams += [server.generate([i], 3) for i in range(1, 3)]
         server.device.open(1)
-        await server.until(lambda: len(server.scheduler.waiting) == 2 and server.inbox.num_waiting == 2)
+        await server.until(lambda: server.scheduler.num_waiting == 2 and server.inbox.num_waiting == 2)
         with pytest.raises(OverCapacity):
             server.generate([7], 3)
         server.device.open(99)
@@ -279,10 +282,10 @@ async def test_logprobs_belong_to_their_tokens() -> None:
 
 
 async def test_a_fault_of_one_row_ends_that_request_only() -> None:
-    """S21, R10: the fake device marks negative ids as faulted."""
+    """S21, R10"""
 
     def poisoned(context: Any) -> int:
-        return -1 if context[0] == 13 and len(context) == 5 else hashed(context)
+        return FAULT if context[0] == 13 and len(context) == 5 else hashed(context)
 
     async with serving(next_token=poisoned) as server:
         bad, good = server.generate([13, 1, 2], 9), server.generate([1, 1, 2], 9)
