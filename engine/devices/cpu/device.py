@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections import deque
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from engine.devices.cpu.messages import Decoder, Failed, Forward, Open, OpenFailed, Ready, Result, Sample, encode
 from engine.devices.cpu.ring import SLOTS, Ring, read_logprobs
@@ -152,8 +152,7 @@ class CpuDevice(asyncio.Protocol):
     # -- asyncio.Protocol -----------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)
-        self._transport = transport
+        self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's are not subclasses
 
     def data_received(self, data: bytes) -> None:
         for message in self._messages.feed(data):
