@@ -16,7 +16,7 @@ def byte_progress(description: str, total: int, show: bool | None = None) -> Ite
     if not (sys.stderr.isatty() if show is None else show):
         yield lambda _: None
         return
-    # rich takes 60 ms to import, which a server without a terminal need not pay
+    # rich takes about 0.1 s to import, which a server without a terminal need not pay
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
