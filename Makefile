@@ -35,7 +35,7 @@ $(VENV)/.installed-run $(VENV)/.installed-test: $(INSTALL_INPUTS) | $(PYTHON)
 	@echo "Installing engine-llm[$(EXTRAS)] into $(VENV)"
 	@if command -v uv >/dev/null; then uv pip install --quiet --python $(PYTHON) -e '.[$(EXTRAS)]'; \
 	else $(PYTHON) -m pip install --quiet -e '.[$(EXTRAS)]'; fi
-	@if [ -f engine/devices/cpu/warmup.py ]; then $(PYTHON) -m engine.devices.cpu.warmup; fi
+	@$(PYTHON) -m engine.devices.cpu.warmup
 	@touch $@
 
 $(PYTHON):
