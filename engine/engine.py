@@ -202,6 +202,8 @@ class Engine:
         if (channel := self._channels.get(request_id)) is not None and not channel.ended:
             raise InvalidRequest("request_id", f"{request_id!r} is in use")
         token_ids = self._need_tokenizer("prompt").encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if params.truncate_prompt_tokens is not None:
+            token_ids = token_ids[-params.truncate_prompt_tokens :]
         sequences = self._make_sequences(request_id, token_ids, params, priority, tenant)
         channel = OutputChannel(params.n)
         self._inbox.submit(LiveRequest(sequences, channel, self._tokenizer))
@@ -213,6 +215,7 @@ class Engine:
     ) -> list[ScheduledSequence]:
         room = self._check_request(token_ids, params)
         seed = self._random.randrange(MAX_SEED + 1) if params.seed is None else params.seed
+        bad_words = self._bad_word_ids(params)
         choices = [
             ScheduledSequence(
                 request_id,
@@ -224,6 +227,7 @@ class Engine:
                 index=index,
                 priority=priority,
                 tenant=tenant,
+                bad_words=bad_words,
             )
             for index in range(params.num_choices)
         ]
@@ -239,7 +243,12 @@ class Engine:
         if room < (params.max_tokens != 0):
             fits = f"at most {limit - 1} fit in max_model_len {limit}"
             raise InvalidRequest("prompt", f"has {len(token_ids)} tokens, {fits}")
-        for name, ids in (("prompt", token_ids), ("stop_token_ids", params.stop_ids)):
+        for name, ids in (
+            ("prompt", token_ids),
+            ("stop_token_ids", params.stop_ids),
+            ("logit_bias", params.logit_bias or ()),
+            ("allowed_token_ids", params.allowed_token_ids or ()),
+        ):
             bad = next((i for i in ids if not 0 <= i < vocab), None)
             if bad is not None:
                 raise InvalidRequest(name, f"token id {bad} is out of range, must be between 0 and {vocab - 1}")
@@ -251,6 +260,15 @@ class Engine:
         if params.num_choices > self.config.max_num_seqs:
             raise InvalidRequest("n", f"{params.num_choices} choices are above max_num_seqs {self.config.max_num_seqs}")
         return room
+
+    def _bad_word_ids(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        """Token sequences of the bad words, each with and without a space before it, as in vLLM."""
+        if not params.bad_words:
+            return ()
+        tokenizer = self._need_tokenizer("bad_words")
+        spellings = [form for word in params.bad_words for form in (word, " " + word.lstrip())]
+        sequences = (tuple(tokenizer.encode(form, add_special_tokens=False)) for form in spellings)
+        return tuple(dict.fromkeys(s for s in sequences if s))
 
     def abort(self, request_id: str) -> bool:
         """Abort a request; its stream ends with finish reason "abort". False if it is not live."""

@@ -26,6 +26,9 @@ NO_TARGET = -1
 class RowState:
     """Everything a device must know to sample for a row; sent once, when the row is taken.
 
+    Order of what changes the logits: allowed ids and bans, bias, penalties, then temperature and the
+    filters. Reported logprobs are of the raw logits.
+
     Attributes:
         row: stable index, 0 <= row < max_num_seqs.
         temperature: 0 is greedy.
@@ -36,6 +39,15 @@ class RowState:
         choice: index among the choices of one request, second key of the stream.
         banned_ids: ids that may not be sampled at a position below `min_position`.
         min_position: first sequence position at which `banned_ids` may be sampled.
+        presence_penalty: subtracted from the logit of every id in the output.
+        frequency_penalty: subtracted once for each time the id is in the output.
+        repetition_penalty: positive logits of ids in prompt or output are divided by it, negative
+            ones multiplied; 1 is off.
+        logit_bias: (id, value) pairs added to the logits.
+        allowed_ids: the only ids that may be sampled; empty is all.
+        bad_words: id sequences; the last id of one may not follow the ids before it.
+        token_ids: the row's tokens so far, prompt first, when `needs_history`; else empty.
+        prompt_len: how many of them are the prompt's.
         num_logprobs: top alternatives to report per sampled token; -1 reports nothing,
             0 only the sampled token.
         num_prompt_logprobs: the same for prompt tokens.
@@ -52,6 +64,20 @@ class RowState:
     min_position: int
     num_logprobs: int
     num_prompt_logprobs: int
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    token_ids: tuple[int, ...] = ()
+    prompt_len: int = 0
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether sampling depends on which tokens came before."""
+        penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty)
+        return penalties != (0.0, 0.0, 1.0) or bool(self.bad_words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +124,7 @@ class StepPlan:
     prompt_targets: Int32Array | None
     row_states: tuple[RowState, ...]
     block_updates: tuple[BlockUpdate, ...]
-    block_copies: tuple[BlockCopy, ...] = ()
+    block_copies: tuple[BlockCopy, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +138,13 @@ class SampleBatch:
         step: the plan's step number.
         entries: [m] indices into `StepPlan.rows`, ascending; may be empty.
         rows: [m] stable row whose parameters apply and whose last sampled id it becomes.
+        masks: [m, ceil(vocab / 32)] uint32, bit i % 32 of word i / 32 allows id i; None allows all.
     """
 
     step: int
     entries: Int32Array
     rows: Int32Array
+    masks: NDArray[np.uint32] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ request is `engine/sequence.py`.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -18,6 +18,7 @@ MAX_SEED = (1 << 63) - 1
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 256
+MAX_BAD_WORDS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,9 @@ class SamplingParams:
     Attributes:
         n: choices to return.
         best_of: choices to sample, of which the `n` with the highest cumulative logprob are returned.
+        presence_penalty: -2 .. 2, subtracted from the logits of ids in the output.
+        frequency_penalty: -2 .. 2, subtracted once for each time an id is in the output.
+        repetition_penalty: > 0; above 1 makes ids of prompt and output less likely.
         temperature: 0 is greedy.
         top_p: keep the smallest set of tokens whose mass reaches it; 1 is off.
         top_k: keep the k most likely; 0 and -1 are off, above the vocabulary is off.
@@ -42,10 +46,17 @@ class SamplingParams:
         prompt_logprobs: the same for the prompt's tokens.
         skip_special_tokens: leave special tokens out of the text.
         detokenize: produce text at all; without a tokenizer there is none anyway.
+        logit_bias: id to a value in -100 .. 100 added to its logit.
+        allowed_token_ids: the only ids that may be sampled.
+        bad_words: texts whose token sequences may not be completed.
+        truncate_prompt_tokens: keep only so many of the prompt's last tokens.
     """
 
     n: int = 1
     best_of: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
@@ -61,6 +72,10 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     detokenize: bool = True
+    logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] | None = None
+    truncate_prompt_tokens: int | None = None
 
     def __post_init__(self) -> None:
         stop = () if self.stop is None else (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
@@ -68,8 +83,12 @@ class SamplingParams:
         object.__setattr__(self, "stop_token_ids", tuple(dict.fromkeys(self.stop_token_ids or ())))
         self._check_numbers()
         self._check_stops()
+        self._check_token_rules()
 
     def _check_numbers(self) -> None:
+        _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _check_float("repetition_penalty", self.repetition_penalty, 0.0, math.inf, open_low=True)
         _check_float("temperature", self.temperature, 0.0, math.inf)
         _check_float("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _check_float("min_p", self.min_p, 0.0, 1.0)
@@ -98,6 +117,21 @@ class SamplingParams:
             )
         for i in self.stop_ids:
             _check_int("stop_token_ids", i, 0, None)
+
+    def _check_token_rules(self) -> None:
+        for token_id, bias in (self.logit_bias or {}).items():
+            _check_int("logit_bias", token_id, 0, None)
+            _check_float("logit_bias", bias, -100.0, 100.0)
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise InvalidRequest("allowed_token_ids", "is empty, so that nothing could be sampled")
+        for token_id in self.allowed_token_ids or ():
+            _check_int("allowed_token_ids", token_id, 0, None)
+        if len(self.bad_words or ()) > MAX_BAD_WORDS:
+            raise InvalidRequest("bad_words", f"{len(self.bad_words or ())} words, at most {MAX_BAD_WORDS} are allowed")
+        for word in self.bad_words or ():
+            if not isinstance(word, str) or not 1 <= len(word) <= MAX_STOP_CHARS:
+                raise InvalidRequest("bad_words", f"each must be a string of 1 to {MAX_STOP_CHARS} characters")
+        _check_int("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, None)
 
     @property
     def num_choices(self) -> int:

@@ -12,6 +12,7 @@ next step can be launched before the host has seen them.
 The loop's task owns it; only `engine/scheduler.py` changes it.
 """
 
+from dataclasses import replace
 from enum import Enum, auto
 
 from engine.kv.manager import BlockTable
@@ -36,6 +37,7 @@ class Sequence:
 
     __slots__ = (
         "arrival",
+        "bad_words",
         "cache_root",
         "end_ids",
         "epoch",
@@ -75,6 +77,7 @@ class Sequence:
         index: int = 0,
         priority: int = 0,
         tenant: str = "",
+        bad_words: tuple[tuple[int, ...], ...] = (),
     ) -> None:
         self.request_id = request_id
         self.index = index
@@ -83,6 +86,7 @@ class Sequence:
         self.token_ids = list(prompt_token_ids)
         self.max_output = max_output
         self.seed = seed
+        self.bad_words = bad_words
         self.end_ids = frozenset(() if params.ignore_eos else eos_token_ids)
         self.priority = priority
         self.tenant = tenant
@@ -123,7 +127,7 @@ class Sequence:
     def row_state(self) -> RowState:
         """What the device needs to sample for this sequence."""
         p = self.params
-        return RowState(
+        state = RowState(
             row=self.row,
             temperature=p.temperature,
             top_k=max(p.top_k, 0),
@@ -135,7 +139,16 @@ class Sequence:
             min_position=self.prompt_len + p.min_tokens,
             num_logprobs=(-1 if p.best_of is None else 0) if p.logprobs is None else p.logprobs,
             num_prompt_logprobs=-1 if p.prompt_logprobs is None else p.prompt_logprobs,
+            presence_penalty=p.presence_penalty,
+            frequency_penalty=p.frequency_penalty,
+            repetition_penalty=p.repetition_penalty,
+            logit_bias=tuple((p.logit_bias or {}).items()),
+            allowed_ids=tuple(p.allowed_token_ids or ()),
+            bad_words=self.bad_words,
         )
+        if state.needs_history:
+            return replace(state, token_ids=tuple(self.token_ids), prompt_len=self.prompt_len)
+        return state
 
     def end_of(self, token_id: int) -> Finish | None:
         """Finish reason and stop reason if `token_id`, just appended, ends the sequence."""
