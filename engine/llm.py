@@ -8,6 +8,7 @@ Read next: `engine/engine.py`.
 """
 
 import asyncio
+import concurrent.futures.thread  # noqa: F401 (its own exit hook must be there first, to run after LLM's)
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
@@ -42,6 +43,8 @@ class LLM:
         self._thread = _EngineThread(settings)
         self._slots = asyncio.Semaphore(settings.max_queued_requests)
         self._finalizer = weakref.finalize(self, self._thread.close)
+        # At exit, before executors stop taking work: an engine that closes needs one. atexit would be too late.
+        threading._register_atexit(self._finalizer)  # type: ignore[attr-defined]
 
     def generate(
         self,

@@ -301,6 +301,24 @@ def test_dropping_the_llm_closes_it(scripted: type[ScriptedEngine]) -> None:
     assert not thread.is_alive()
 
 
+def test_exit_without_close_closes_the_engine() -> None:
+    code = """
+import asyncio
+import engine.llm
+
+class Engine:
+    def __init__(self, config): pass
+    async def __aenter__(self): return self
+    async def __aexit__(self, *_):
+        await asyncio.to_thread(print, "closed")
+
+engine.llm.Engine = Engine
+llm = engine.llm.LLM(model="m")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "closed\n", "")
+
+
 def test_error_at_start_is_raised_and_leaves_no_thread(scripted: type[ScriptedEngine]) -> None:
     scripted.start_error = DeviceFault("no memory")
     before = threading.active_count()
