@@ -3,7 +3,8 @@
 An unset field is left out, so that the default is written once, in `engine.request.SamplingParams`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from engine.request import Delta, FinishReason, Logprob, SamplingParams, TokenLogprobMap
 from rpc.proto.engine.v1 import engine_pb2 as pb
@@ -18,7 +19,14 @@ FINISH_REASONS: dict[FinishReason, pb.FinishReason.ValueType] = {
 
 def sampling_params(message: pb.SamplingParams) -> SamplingParams:
     """Raises InvalidRequest naming the field."""
-    return SamplingParams(**{field.name: value for field, value in message.ListFields()})
+    return SamplingParams(**{field.name: _plain(value) for field, value in message.ListFields()})
+
+
+def _plain(value: Any) -> Any:
+    """A copy of a protobuf container, which would keep its message alive."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
 
 
 def chat_messages(message: pb.ChatMessages) -> list[dict[str, str]]:

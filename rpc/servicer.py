@@ -44,7 +44,7 @@ class EngineServicer(pb_grpc.EngineServicer):
         async with reported(context), within_deadline(context):
             with self._live():
                 async with await self._submit(request) as stream:
-                    await self._forward(stream, request.include_usage, context)
+                    await self._forward(stream, request, context)
 
     async def _submit(self, request: pb.GenerateRequest) -> OutputStream:
         engine = self._serving_engine()
@@ -64,13 +64,15 @@ class EngineServicer(pb_grpc.EngineServicer):
                 return await _render(engine, request.chat)
         raise InvalidRequest("prompt", "one of text, token_ids and chat is required")
 
-    async def _forward(self, stream: OutputStream, include_usage: bool, context: GenerateContext) -> None:
+    async def _forward(self, stream: OutputStream, request: pb.GenerateRequest, context: GenerateContext) -> None:
         completion_tokens = cached_tokens = 0
+        open_choices = request.sampling.n or 1
         async for delta in stream:
             response = pb.GenerateResponse(request_id=stream.request_id, deltas=[convert.delta_message(delta)])
             completion_tokens += len(delta.token_ids)
             cached_tokens = max(cached_tokens, delta.num_cached_tokens)
-            if delta.finish_reason is not None and include_usage:
+            open_choices -= delta.finish_reason is not None
+            if open_choices == 0 and request.include_usage:
                 response.usage.prompt_tokens = len(stream.prompt_token_ids)
                 response.usage.completion_tokens = completion_tokens
                 response.usage.cached_tokens = cached_tokens

@@ -29,7 +29,7 @@ class Submission:
     channel: OutputChannel
 
     def push(self, text: str = "", ids: Sequence[int] = (), **more: object) -> None:
-        self.channel.push(Delta(index=0, text=text, token_ids=tuple(ids), **more))
+        self.channel.push(Delta(text=text, token_ids=tuple(ids), **{"index": 0, **more}))
 
     def finish(self, text: str = "", ids: Sequence[int] = (), **more: object) -> None:
         self.push(text, ids, **{"finish_reason": "stop", **more})
@@ -74,7 +74,7 @@ class FakeEngine:
         request_id = request_id or f"auto-{self.submissions.qsize()}"
         if request_id in self.live:
             raise InvalidRequest("request_id", f"{request_id!r} is live already")
-        submission = Submission(request_id, list(prompt), params, OutputChannel())
+        submission = Submission(request_id, list(prompt), params, OutputChannel(params.n))
         self.live[request_id] = submission
         self.submissions.put_nowait(submission)
         return OutputStream(request_id, list(prompt), submission.channel, self._dropped)

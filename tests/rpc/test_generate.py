@@ -35,6 +35,18 @@ async def test_deltas_arrive_one_by_one(served: Served) -> None:
     assert served.engine.aborts.empty()
 
 
+async def test_usage_comes_when_the_last_choice_has_finished(served: Served) -> None:
+    request = pb.GenerateRequest(text="hi", include_usage=True, sampling=pb.SamplingParams(n=2))
+    call = served.client.generate(request)
+    submission = await served.engine.submissions.get()
+    submission.finish("b", [5], index=1)
+    first = await call.read()
+    submission.finish("a", [6, 7], index=0)
+    second = await call.read()
+    assert [(r.deltas[0].index, r.HasField("usage")) for r in (first, second)] == [(1, False), (0, True)]
+    assert second.usage.completion_tokens == 3
+
+
 async def test_no_usage_unless_asked(served: Served) -> None:
     call = served.client.generate(HELLO)
     (await served.engine.submissions.get()).finish("x", [1])
@@ -77,13 +89,14 @@ async def test_unset_sampling_fields_take_the_defaults(served: Served) -> None:
 
 async def test_every_sampling_field_arrives_also_when_it_is_zero_or_false(served: Served) -> None:
     given = {
-        "temperature": 0.1, "top_p": 0.3, "top_k": -1, "min_p": 0.7, "seed": 2**63 - 1, "stop": ["a", "b"],
-        "stop_token_ids": [9], "include_stop_str_in_output": True, "ignore_eos": True, "max_tokens": 0,
+        "temperature": 0.1, "top_p": 0.3, "top_k": -1, "min_p": 0.7, "seed": 2**63 - 1, "stop": ("a", "b"),
+        "stop_token_ids": (9,), "include_stop_str_in_output": True, "ignore_eos": True, "max_tokens": 0,
         "min_tokens": 0, "logprobs": 0, "prompt_logprobs": 0, "skip_special_tokens": False, "detokenize": False,
+        "n": 1, "best_of": 1, "presence_penalty": -0.3, "frequency_penalty": 0.0, "repetition_penalty": 1.1,
+        "logit_bias": {7: -0.1}, "allowed_token_ids": (3, 4), "bad_words": ("no",), "truncate_prompt_tokens": 5,
     }  # fmt: skip
-    assert (
-        set(given) == {f.name for f in pb.SamplingParams.DESCRIPTOR.fields} == {f.name for f in fields(SamplingParams)}
-    )
+    names = {f.name for f in pb.SamplingParams.DESCRIPTOR.fields}
+    assert set(given) == names == {f.name for f in fields(SamplingParams)}
     call = served.client.generate(pb.GenerateRequest(text="x", sampling=pb.SamplingParams(**given)))
     submission = await served.engine.submissions.get()
     assert submission.params == SamplingParams(**given)
