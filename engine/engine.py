@@ -17,6 +17,7 @@ from typing import Any, Literal, Self
 from weakref import WeakValueDictionary
 
 from engine import __version__
+from engine.beam import BeamRequest
 from engine.config import EngineConfig
 from engine.devices import memory_facts, open_device, select_device
 from engine.devices.protocol import Device
@@ -206,7 +207,8 @@ class Engine:
             token_ids = token_ids[-params.truncate_prompt_tokens :]
         sequences = self._make_sequences(request_id, token_ids, params, priority, tenant)
         channel = OutputChannel(params.n)
-        self._inbox.submit(LiveRequest(sequences, channel, self._tokenizer))
+        kind = BeamRequest if params.use_beam_search else LiveRequest
+        self._inbox.submit(kind(sequences, channel, self._tokenizer))
         self._channels[request_id] = channel
         return OutputStream(request_id, token_ids, channel, self._inbox.abort)
 
@@ -257,6 +259,9 @@ class Engine:
                 raise InvalidRequest(name, f"{getattr(params, name)} is above max_logprobs {self.config.max_logprobs}")
         if params.stop_strings and self._tokenizer is None:
             raise InvalidRequest("stop", "the model has no tokenizer, so there is no text to stop at")
+        if params.use_beam_search and 2 * params.num_choices > self.config.max_logprobs:
+            limit = self.config.max_logprobs // 2
+            raise InvalidRequest("n", f"{params.num_choices} beams need twice as many logprobs, at most {limit} beams")
         if params.num_choices > self.config.max_num_seqs:
             raise InvalidRequest("n", f"{params.num_choices} choices are above max_num_seqs {self.config.max_num_seqs}")
         return room

@@ -121,8 +121,7 @@ class EngineLoop:
                 self._fail(live, RequestFault("the model produced no finite logits"))
                 continue
             try:
-                if live.publish(settled, result):
-                    self.scheduler.finish(settled.sequence)
+                live.publish(settled, result, self.scheduler)
             except Exception as error:
                 logger.exception("request %s failed while its text was made", live.request_id)
                 self._fail(live, RequestFault(f"making text failed: {error!r}"))

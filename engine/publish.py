@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from engine.plan import StepResult, TokenLogprobs
 from engine.request import Delta, Logprob, TokenLogprobMap
+from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.step import Settled
 from engine.stream import OutputChannel
@@ -41,6 +42,7 @@ class LiveRequest:
         params = sequences[0].params
         self._params = params
         self._holds_back = len(sequences) > params.n
+        self._wants_scores = params.logprobs is not None or self._holds_back
         self._choices = [_Choice(self._make_text(s)) for s in sequences]
         self._prompt_logprobs: list[TokenLogprobMap | None] | None = None
         if params.prompt_logprobs is not None:
@@ -56,19 +58,18 @@ class LiveRequest:
         """Every choice has ended."""
         return all(choice.ended for choice in self._choices)
 
-    def publish(self, settled: Settled, result: StepResult) -> bool:
-        """Push what settled; True if it ended its choice, which a stop string may decide."""
+    def publish(self, settled: Settled, result: StepResult, scheduler: Scheduler) -> None:
+        """Push what settled; tell the scheduler if a stop string has ended the choice."""
         sequence, choice = settled.sequence, self._choices[settled.sequence.index]
         self._collect_prompt_logprobs(settled, result)
         if settled.token_id is None and settled.finish is None:
-            return False
+            return
         text, stop = self._push_text(choice, settled)
         finish = settled.finish if stop is None else ("stop", stop)
         reason, stop_reason = finish or (None, None)
         ids = () if settled.token_id is None else (settled.token_id,)
-        prompt_logprobs = None
-        if sequence.index == 0 and self._prompt_logprobs is not None:
-            prompt_logprobs, self._prompt_logprobs = tuple(self._prompt_logprobs), None
+        if settled.token_id is not None and result.logprobs is not None:
+            choice.cumulative_logprob += float(result.logprobs.logprobs[settled.sample])
         delta = Delta(
             index=sequence.index,
             text=text,
@@ -76,15 +77,17 @@ class LiveRequest:
             logprobs=self._sampled_logprobs(settled, result),
             finish_reason=reason,
             stop_reason=stop_reason,
-            prompt_logprobs=prompt_logprobs,
+            prompt_logprobs=self._take_prompt_logprobs() if sequence.index == 0 else None,
             num_cached_tokens=sequence.num_cached_tokens,
+            cumulative_logprob=choice.cumulative_logprob if self._wants_scores else None,
         )
         choice.ended = reason is not None
         if self._holds_back:
-            self._hold(choice, delta, settled, result)
+            self._hold(choice, delta)
         else:
             self.channel.push(delta)
-        return choice.ended
+        if stop is not None:
+            scheduler.finish(sequence)
 
     def abort(self) -> None:
         """Push the last delta of every choice of an aborted request, with the text held back."""
@@ -109,11 +112,9 @@ class LiveRequest:
             text += choice.text.finish()
         return text, stop
 
-    def _hold(self, choice: _Choice, delta: Delta, settled: Settled, result: StepResult) -> None:
+    def _hold(self, choice: _Choice, delta: Delta) -> None:
         """Keep a delta until every choice has ended; then push the best n, by cumulative logprob."""
         choice.held.append(delta)
-        if settled.token_id is not None and result.logprobs is not None:
-            choice.cumulative_logprob += float(result.logprobs.logprobs[settled.sample])
         if self.ended:
             best = sorted(self._choices, key=lambda c: c.cumulative_logprob, reverse=True)[: self._params.n]
             for index, winner in enumerate(best):
@@ -134,6 +135,11 @@ class LiveRequest:
             token_id = settled.sequence.token_ids[len(self._prompt_logprobs)]
             top = self._params.prompt_logprobs or 0
             self._prompt_logprobs.append(self._map(result.prompt_logprobs, row, token_id, top))
+
+    def _take_prompt_logprobs(self) -> tuple[TokenLogprobMap | None, ...] | None:
+        """The prompt's logprobs, once, with the first delta."""
+        taken, self._prompt_logprobs = self._prompt_logprobs, None
+        return None if taken is None else tuple(taken)
 
     def _map(self, source: TokenLogprobs, row: int, token_id: int, top: int) -> TokenLogprobMap:
         found = {token_id: self._logprob(token_id, float(source.logprobs[row]), int(source.ranks[row]))}

@@ -7,7 +7,7 @@ request is `engine/sequence.py`.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from engine.errors import InvalidRequest
@@ -20,6 +20,11 @@ MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 256
 MAX_BAD_WORDS = 256
 
+_NOT_WITH_BEAMS = {
+    *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words"),
+    *("top_p", "top_k", "min_p", "min_tokens", "stop", "logprobs"),
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
@@ -28,6 +33,9 @@ class SamplingParams:
     Attributes:
         n: choices to return.
         best_of: choices to sample, of which the `n` with the highest cumulative logprob are returned.
+        use_beam_search: return the `n` best of `best_of` (or `n`) beams, ranked by raw logprobs.
+        length_penalty: a beam's score is its cumulative logprob / length**length_penalty.
+        early_stopping: end the search as soon as there are as many ended outputs as beams.
         presence_penalty: -2 .. 2, subtracted from the logits of ids in the output.
         frequency_penalty: -2 .. 2, subtracted once for each time an id is in the output.
         repetition_penalty: > 0; above 1 makes ids of prompt and output less likely.
@@ -54,6 +62,9 @@ class SamplingParams:
 
     n: int = 1
     best_of: int | None = None
+    use_beam_search: bool = False
+    length_penalty: float = 1.0
+    early_stopping: bool = False
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
@@ -84,8 +95,11 @@ class SamplingParams:
         self._check_numbers()
         self._check_stops()
         self._check_token_rules()
+        if self.use_beam_search:
+            self._check_beam_search()
 
     def _check_numbers(self) -> None:
+        _check_float("length_penalty", self.length_penalty, -math.inf, math.inf)
         _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _check_float("repetition_penalty", self.repetition_penalty, 0.0, math.inf, open_low=True)
@@ -132,6 +146,12 @@ class SamplingParams:
             if not isinstance(word, str) or not 1 <= len(word) <= MAX_STOP_CHARS:
                 raise InvalidRequest("bad_words", f"each must be a string of 1 to {MAX_STOP_CHARS} characters")
         _check_int("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, None)
+
+    def _check_beam_search(self) -> None:
+        """Beams are ranked by raw logprobs, so what bends the logits or samples has no place there."""
+        for f in fields(self):
+            if f.name in _NOT_WITH_BEAMS and getattr(self, f.name) not in (f.default, ()):
+                raise InvalidRequest(f.name, "cannot be combined with use_beam_search")
 
     @property
     def num_choices(self) -> int:
@@ -196,6 +216,7 @@ class Delta:
         stop_reason: the stop string or stop id that ended it, None for the model's end id.
         prompt_logprobs: on the first delta when asked for; None at the first position.
         num_cached_tokens: prompt tokens served from the prefix cache, known on the first delta.
+        cumulative_logprob: of the choice so far, when logprobs, best_of or beam search asked for them.
     """
 
     index: int
@@ -206,6 +227,7 @@ class Delta:
     stop_reason: int | str | None = None
     prompt_logprobs: tuple[TokenLogprobMap | None, ...] | None = None
     num_cached_tokens: int = 0
+    cumulative_logprob: float | None = None
 
 
 @dataclass(slots=True)
@@ -216,6 +238,7 @@ class CompletionOutput:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobMap] | None = None
+    cumulative_logprob: float | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
 

@@ -25,6 +25,7 @@ from bisect import insort
 from collections.abc import Iterator
 from enum import Enum, auto
 from heapq import merge
+from typing import NamedTuple
 
 from engine.fairness import Fairness
 from engine.kv.fence import Fence, Fenced
@@ -37,6 +38,14 @@ from engine.step import Draft, Entry, Settled, Step
 MAX_PASSED_OVER = 16
 MAX_ADMISSION_FAILURES = 8
 """Waiting sequences that may fail to fit in one step before the scheduler stops looking."""
+
+
+class Branch(NamedTuple):
+    """A beam's next state: `target` goes on as `source` does, with these tokens."""
+
+    target: Sequence
+    source: Sequence
+    token_ids: list[int]
 
 
 class Admission(Enum):
@@ -258,7 +267,7 @@ class Scheduler:
                     break
 
     def _admit(self, draft: Draft, sequence: Sequence, budget: int) -> Admission:
-        if sequence.in_flight:
+        if sequence.in_flight or sequence.awaits_branch:
             return Admission.NOT_READY
         forks = [s for s in sequence.forks if s.status is Status.PENDING]
         if budget < 1 or len(self._free_rows) <= len(forks):
@@ -395,7 +404,8 @@ class Scheduler:
         token_id, faulted = None, False
         if entry.samples:
             token_id, faulted = int(result.token_ids[sample]), bool(result.faulted[sample])
-            if not faulted:
+            sequence.awaits_branch = sequence.params.use_beam_search
+            if not faulted and not sequence.awaits_branch:
                 sequence.token_ids.append(token_id)
         if sequence.epoch == entry.epoch:
             sequence.protected &= token_id is None
@@ -410,6 +420,26 @@ class Scheduler:
         given_up = self.kv.index(sequence.tables, sequence.token_ids, num_computed)
         if given_up is not None:
             self._free(Fenced(given_up, ()))
+
+    def branch(self, branches: list[Branch]) -> None:
+        """Give every beam its next tokens and the blocks of the beam it continues.
+
+        No beam is in flight. One that was preempted, or whose source was, computes its tokens again.
+        """
+        moves = [
+            (b.target, self.kv.fork(b.source.tables), b.source.num_scheduled)
+            for b in branches
+            if b.target is not b.source and b.target.tables and b.source.tables
+        ]
+        for target, source, token_ids in branches:
+            target.awaits_branch = False
+            target.token_ids = token_ids
+            if target.tables and not source.tables:
+                self._preempt(target)
+        for target, tables, num_scheduled in moves:
+            self._free(Fenced(self.kv.detach(target.tables), ()))
+            target.tables = tables
+            target.num_scheduled = target.num_computed = num_scheduled
 
     # -- inspection -------------------------------------------------------------------------
 
@@ -451,7 +481,7 @@ def _finish_of(sequence: Sequence, token_id: int | None, faulted: bool) -> Finis
     if faulted:
         return "error", None
     if token_id is not None:
-        return sequence.end_of(token_id)
+        return None if sequence.awaits_branch else sequence.end_of(token_id)
     if sequence.max_output == 0 and sequence.num_computed == sequence.prompt_len:
         return "length", None
     return None

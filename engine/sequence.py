@@ -37,6 +37,7 @@ class Sequence:
 
     __slots__ = (
         "arrival",
+        "awaits_branch",
         "bad_words",
         "cache_root",
         "end_ids",
@@ -106,6 +107,7 @@ class Sequence:
         self.num_passed_over = 0
         self.num_prompt_logprobs_launched = 0
         self.protected = False
+        self.awaits_branch = False
 
     @property
     def known(self) -> int:
@@ -135,9 +137,9 @@ class Sequence:
             min_p=p.min_p,
             seed=self.seed,
             choice=self.index,
-            banned_ids=tuple(sorted(self.end_ids.union(p.stop_ids))) if p.min_tokens else (),
+            banned_ids=tuple(sorted(self.stopping_ids)) if p.min_tokens else (),
             min_position=self.prompt_len + p.min_tokens,
-            num_logprobs=(-1 if p.best_of is None else 0) if p.logprobs is None else p.logprobs,
+            num_logprobs=self._num_logprobs(),
             num_prompt_logprobs=-1 if p.prompt_logprobs is None else p.prompt_logprobs,
             presence_penalty=p.presence_penalty,
             frequency_penalty=p.frequency_penalty,
@@ -149,6 +151,19 @@ class Sequence:
         if state.needs_history:
             return replace(state, token_ids=tuple(self.token_ids), prompt_len=self.prompt_len)
         return state
+
+    def _num_logprobs(self) -> int:
+        p = self.params
+        if p.use_beam_search:
+            return 2 * p.num_choices
+        if p.logprobs is not None:
+            return p.logprobs
+        return -1 if p.best_of is None else 0
+
+    @property
+    def stopping_ids(self) -> frozenset[int]:
+        """Every id that ends the output."""
+        return self.end_ids.union(self.params.stop_ids)
 
     def end_of(self, token_id: int) -> Finish | None:
         """Finish reason and stop reason if `token_id`, just appended, ends the sequence."""

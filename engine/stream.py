@@ -30,6 +30,7 @@ def merge(deltas: Sequence[Delta]) -> Delta:
         stop_reason=last.stop_reason,
         prompt_logprobs=first.prompt_logprobs,
         num_cached_tokens=first.num_cached_tokens,
+        cumulative_logprob=last.cumulative_logprob,
     )
 
 

@@ -160,6 +160,9 @@ class KVManager:
         own = table.blocks[page]
         entry = self._indexes[g].find(table.parent, tokens)
         if entry is None:
+            if self._pools[g].is_cached(own):
+                # A fork's shared block, named by its sibling behind a parent that a reset has forgotten.
+                self._indexes[g].evict(own)
             entry = self._indexes[g].insert(table.parent, tokens, own)
             self._pools[g].mark_cached(own, True)
         elif entry.block != own:
