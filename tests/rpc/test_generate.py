@@ -94,6 +94,7 @@ async def test_every_sampling_field_arrives_also_when_it_is_zero_or_false(served
         "min_tokens": 0, "logprobs": 0, "prompt_logprobs": 0, "skip_special_tokens": False, "detokenize": False,
         "n": 1, "best_of": 1, "presence_penalty": -0.3, "frequency_penalty": 0.0, "repetition_penalty": 1.1,
         "logit_bias": {7: -0.1}, "allowed_token_ids": (3, 4), "bad_words": ("no",), "truncate_prompt_tokens": 5,
+        "use_beam_search": False, "length_penalty": 0.5, "early_stopping": False,
     }  # fmt: skip
     names = {f.name for f in pb.SamplingParams.DESCRIPTOR.fields}
     assert set(given) == names == {f.name for f in fields(SamplingParams)}
