@@ -34,5 +34,10 @@ async def open_device(config: EngineConfig, checkpoint: Checkpoint, *, num_block
 
     select_device(config.device)
     shape = model_shape(config, checkpoint.decoder, num_blocks=num_blocks, max_model_len=max_model_len)
-    limits = RingLimits(config.max_num_seqs, config.max_num_batched_tokens, config.max_logprobs)
+    limits = RingLimits(
+        rows=config.max_num_seqs,
+        tokens=config.max_num_batched_tokens,
+        top=config.max_logprobs,
+        vocab=checkpoint.decoder.vocab_size,
+    )
     return await CpuDevice.open(Open(shape, checkpoint.path, config.load_format, config.seed, limits))

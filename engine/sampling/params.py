@@ -11,6 +11,9 @@ PARAMS = np.dtype(
         ("seed", np.uint64),
         ("choice", np.int64),
         ("position", np.int64),
+        ("presence_penalty", np.float64),
+        ("frequency_penalty", np.float64),
+        ("repetition_penalty", np.float64),
     ],
     align=True,
 )

@@ -1,7 +1,8 @@
 """Logits to a token, for rows with parameters of their own; and log-probabilities of tokens.
 
-Filters apply in vLLM's order, each to what the one before left, over softmax(logits / temperature):
-min-p, then top-k, then top-p. "More likely" is a total order: larger logit first, then lower id.
+Rules change the logits first (`engine/sampling/rules.py`). Filters apply in vLLM's order, each to what the one before
+left, over softmax(logits / temperature): min-p, then top-k, then top-p.
+"More likely" is a total order: larger logit first, then lower id.
 The choice is Gumbel-max: argmax of logit / temperature + noise, with noise from `engine/sampling/philox.py`
 computed in float64, so the noise of a token is the same whatever was filtered.
 Logits must be finite or -inf; a row with NaN, +inf or nothing but -inf is reported as faulted.
@@ -26,28 +27,63 @@ _LN2 = math.log(2.0)
 
 
 @kernel
-def sample_rows(logits, vocab, params, banned, banned_ids, ids, faulted, scratch, thread, threads):
+def sample_rows(logits, vocab, params, rules, ids, faulted, scratch, thread, threads):
     """Sample rows thread, thread + threads, ... of a tile.
 
     Args:
         logits: [rows, >= vocab] float32, unchanged.
         params: [rows] records of PARAMS.
-        banned: [rows + 1] int64; row i may not sample banned_ids[banned[i] : banned[i + 1]].
+        rules: Rules of the rows.
         ids: [rows] int32, out.
         faulted: [rows] bool, out; the id is 0 where set.
         scratch: [threads, 3, >= vocab] float64.
     """
     for row in range(thread, len(ids), threads):
         values = logits[row, :vocab]
-        if banned[row] < banned[row + 1]:
-            values = scratch[thread, 2].view(np.float32)[:vocab]
-            values[:] = logits[row, :vocab]
-            for i in range(banned[row], banned[row + 1]):
-                if values[banned_ids[i]] < np.inf:  # a fault must stay visible
-                    values[banned_ids[i]] = -np.inf
-        token = _sample(values, params[row], scratch[thread, 0], scratch[thread, 1])
+        token = -1
+        if _maximum(values) > -np.inf:
+            values = apply_rules(values, rules, row, params[row], scratch[thread, 2].view(np.float32)[:vocab])
+            token = _sample(values, params[row], scratch[thread, 0], scratch[thread, 1])
         ids[row] = max(token, 0)
         faulted[row] = token < 0
+
+
+@inner
+def apply_rules(values, rules, row, params, changed):
+    """`values` if the row has no rules, else a copy in `changed` with them applied, in RowState's order."""
+    banned = rules.banned_starts[row : row + 2]
+    allowed = rules.allowed_starts[row : row + 2]
+    bias = rules.bias_starts[row : row + 2]
+    seen = rules.seen_starts[row : row + 2]
+    count = banned[1] - banned[0] + allowed[1] - allowed[0] + bias[1] - bias[0] + seen[1] - seen[0]
+    if count == 0 and len(rules.masks) == 0:
+        return values
+    changed[:] = values
+    if allowed[0] < allowed[1]:
+        changed[:] = -np.inf
+        for token in rules.allowed_ids[allowed[0] : allowed[1]]:
+            changed[token] = values[token]
+    if len(rules.masks) > 0:
+        for token in range(len(changed)):
+            if not (rules.masks[row, token >> 5] >> np.uint32(token & 31)) & np.uint32(1):
+                changed[token] = -np.inf
+    for token in rules.banned_ids[banned[0] : banned[1]]:
+        changed[token] = -np.inf
+    for i in range(bias[0], bias[1]):
+        changed[rules.bias_ids[i]] += rules.bias_values[i]
+    for i in range(seen[0], seen[1]):
+        _penalize(changed, rules.seen_ids[i], rules.seen_counts[i], params)
+    return changed
+
+
+@inner
+def _penalize(values, token, outputs, params):
+    """Repetition for any id seen, frequency and presence for those of the output."""
+    value = np.float64(values[token])
+    value = value / params.repetition_penalty if value > 0.0 else value * params.repetition_penalty
+    if outputs > 0:
+        value -= outputs * params.frequency_penalty + params.presence_penalty
+    values[token] = value
 
 
 @kernel

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from engine.devices.cpu.executor import CpuExecutor
 from engine.devices.cpu.model import ModelShape
-from engine.plan import NO_TARGET, PLACEHOLDER, BlockUpdate, RowState, SampleBatch, StepPlan, StepResult
+from engine.plan import NO_TARGET, PLACEHOLDER, BlockCopy, BlockUpdate, RowState, SampleBatch, StepPlan, StepResult
 from loader.decoder import DecoderConfig, RopeConfig
 from loader.weights import WeightSource
 
@@ -137,9 +137,11 @@ class Driver:
         for blocks in self.rows.pop(row).blocks:
             self.free.extend(blocks)
 
-    def step(self, grants: dict[int, int], *, prompt_logprobs: bool = False) -> StepResult:
+    def step(
+        self, grants: dict[int, int], *, prompt_logprobs: bool = False, copies: tuple[BlockCopy, ...] = ()
+    ) -> StepResult:
         """Run `grants[row]` tokens of each row, sampling those that reach the end of their ids."""
-        plan, entries = self.plan(grants, prompt_logprobs)
+        plan, entries = self.plan(grants, prompt_logprobs, copies)
         starts = np.concatenate([[0], np.cumsum(plan.num_tokens)])
 
         def keep(tokens: NDArray[np.int32], logits: NDArray[np.float32]) -> None:
@@ -157,7 +159,9 @@ class Driver:
             row.ids.append(int(token))
         return result
 
-    def plan(self, grants: dict[int, int], prompt_logprobs: bool) -> tuple[StepPlan, NDArray[np.int32]]:
+    def plan(
+        self, grants: dict[int, int], prompt_logprobs: bool, copies: tuple[BlockCopy, ...]
+    ) -> tuple[StepPlan, NDArray[np.int32]]:
         ids: list[int] = []
         targets: list[int] = []
         states: list[RowState] = []
@@ -186,6 +190,7 @@ class Driver:
             token_ids=i32(*ids),
             prompt_targets=i32(*targets) if prompt_logprobs else None,
             row_states=tuple(states),
+            block_copies=copies,
             block_updates=tuple(updates),
         )
         return plan, i32(*entries)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from engine.config import EngineConfig
 from engine.devices import memory_facts, open_device, select_device
 from engine.devices.cpu.device import CpuDevice
 from engine.errors import ConfigError, DeviceFault, StepFault
-from engine.plan import PLACEHOLDER, BlockUpdate, RowState, SampleBatch, StepPlan
+from engine.plan import PLACEHOLDER, BlockUpdate, SampleBatch, StepPlan
 from loader.checkpoint import open_checkpoint
 from loader.errors import CheckpointError
 from loader.weights import plan_weights
@@ -26,7 +27,7 @@ from tests.devices.driver import GREEDY, Driver, i32, open_executor
 
 MODEL = GOLDEN / "llama"
 PROMPT = [5, 77, 300, 12, 9]
-STATE = RowState(**{name: getattr(GREEDY, name) for name in GREEDY.__slots__} | {"num_logprobs": 2})
+STATE = replace(GREEDY, num_logprobs=2)
 
 
 @asynccontextmanager
@@ -43,11 +44,11 @@ async def running(**settings: Any) -> AsyncIterator[CpuDevice]:
 
 def prefill(step: int = 0, ids: list[int] = PROMPT) -> StepPlan:
     blocks = (BlockUpdate(0, 0, 0, tuple(range(16))),)
-    return StepPlan(step, i32(0), i32(0), i32(len(ids)), i32(*ids), None, (STATE,), blocks)
+    return StepPlan(step, i32(0), i32(0), i32(len(ids)), i32(*ids), None, (STATE,), blocks, ())
 
 
 def decode(step: int, position: int) -> StepPlan:
-    return StepPlan(step, i32(0), i32(position), i32(1), i32(PLACEHOLDER), None, (), ())
+    return StepPlan(step, i32(0), i32(position), i32(1), i32(PLACEHOLDER), None, (), (), ())
 
 
 def one(step: int) -> SampleBatch:
@@ -111,7 +112,7 @@ async def test_a_cancelled_waiter_does_not_cancel_the_step() -> None:
     [
         (prefill(ids=[1, 512]), "outside the vocabulary"),
         (decode(0, 256), "beyond max_model_len"),
-        (StepPlan(0, i32(0), i32(0), i32(1), i32(1), None, (), (BlockUpdate(0, 0, 0, (16,)),)), "outside"),
+        (StepPlan(0, i32(0), i32(0), i32(1), i32(1), None, (), (BlockUpdate(0, 0, 0, (16,)),), ()), "outside"),
     ],
 )
 async def test_a_wrong_plan_fails_its_step_only(plan: StepPlan, reason: str, capfd: pytest.CaptureFixture[str]) -> None:
@@ -180,7 +181,7 @@ def test_the_worker_ends_with_its_parent() -> None:
 async def test_a_checkpoint_refused_in_the_worker_keeps_its_type(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(MODEL)
     (tmp_path / "model.safetensors").write_bytes(b"not a file")
-    broken = type(checkpoint)(**{name: getattr(checkpoint, name) for name in checkpoint.__slots__} | {"path": tmp_path})
+    broken = replace(checkpoint, path=tmp_path)
     with pytest.raises(CheckpointError, match="is no safetensors file"):
         await open_device(EngineConfig(model=str(tmp_path)), broken, num_blocks=4, max_model_len=64)
 
@@ -219,3 +220,23 @@ async def test_weights_are_packed_into_what_the_ledger_says() -> None:
         weights = executor.model._kept[0]
         embedding = np.prod((checkpoint.decoder.vocab_size, checkpoint.decoder.hidden_size)) * 2
         assert weights.nbytes + embedding <= facts.weights * 1.01
+
+
+async def test_masks_and_history_reach_the_sampler() -> None:
+    """A mask of three ids; the penalty counts tokens that the host has not seen yet."""
+    mask = np.zeros((1, 16), np.uint32)
+    mask[0, 2] = 0b111  # ids 64, 65, 66
+    state = replace(
+        STATE, frequency_penalty=2.0, token_ids=tuple(PROMPT), prompt_len=len(PROMPT), logit_bias=((65, 9.0),)
+    )
+    async with running() as device:
+        device.forward(replace(prefill(), row_states=(state,)))
+        tickets = [device.sample(SampleBatch(0, i32(0), i32(0), mask))]
+        for step in range(1, 8):
+            device.forward(decode(step, len(PROMPT) + step - 1))
+            tickets.append(device.sample(SampleBatch(step, i32(0), i32(0), mask)))
+            if step > 1:
+                await tickets[step - 2].result()
+        ids = [int((await ticket.result()).token_ids[0]) for ticket in tickets]
+    assert ids[0] == 65
+    assert set(ids) == {64, 65, 66}

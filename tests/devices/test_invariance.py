@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from engine.devices.cpu.executor import CpuExecutor
+from engine.plan import BlockCopy, SampleBatch
 from loader.decoder import DecoderConfig
 from tests.devices.driver import GREEDY, TINY, Driver, LoudWeights, open_executor
 from tests.models.numpy_ops import numpy_logits
@@ -101,6 +102,37 @@ def test_prefix_hit(executor: CpuExecutor, alone: Outcome) -> None:
     shared = driver.rows[2].blocks[0][:2]
     logits, sampled = outcome(driver, row=5, shared=shared)
     assert_same((logits, sampled), (alone[0][32:], alone[1]))
+
+
+def test_fork_by_block_copy(executor: CpuExecutor, alone: Outcome) -> None:
+    """A row that continues on a copy of another's open block, while the first overwrites the original."""
+    driver = Driver(executor)
+    outcome(driver, row=2)
+    shared = driver.rows[2].blocks[0]
+    fork = driver.add(5, PROMPT, SEEDED, shared=shared[:2])
+    driver.step({5: 1}, copies=(BlockCopy(0, shared[2], fork.blocks[0][2]),))
+    fork.computed = len(PROMPT) - 1
+    sequence = driver.run(5, 1, OUTPUTS)
+    assert sequence.sampled == alone[1]
+    for position in range(len(PROMPT) - 1, len(PROMPT) + OUTPUTS - 1):
+        np.testing.assert_array_equal(sequence.logits[position], alone[0][position])
+
+
+def test_choices_sample_from_one_entry(executor: CpuExecutor) -> None:
+    """Each row samples with its own parameters, and its next placeholder is its own token."""
+    driver = Driver(executor)
+    driver.add(0, PROMPT, SEEDED)
+    plan, _ = driver.plan({0: len(PROMPT)}, False, ())
+    choices = tuple(replace(SEEDED, row=row, choice=row, temperature=3.0, top_k=0, top_p=1.0) for row in range(6))
+    executor.on_logits = None
+    executor.forward(replace(plan, row_states=choices))
+    together = executor.sample(SampleBatch(plan.step, np.zeros(6, np.int32), np.arange(6, dtype=np.int32)))
+    assert len(set(together.token_ids.tolist())) > 1
+    for row in range(6):
+        one = np.array([row], np.int32)
+        executor.forward(replace(plan, row_states=choices))
+        alone = executor.sample(SampleBatch(plan.step, np.zeros(1, np.int32), one))
+        assert alone.token_ids[0] == together.token_ids[row]
 
 
 @pytest.mark.parametrize("threads", [1, 3])

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from engine.sampling.params import PARAMS
+from engine.sampling.rules import Rules, gather_rules
 from engine.sampling.sampler import sample_rows, token_logprobs
 from tests.sampling.reference import gumbel_noise, kept_tokens, log_softmax
 
@@ -20,24 +21,23 @@ OFF: dict[str, Any] = {
     "seed": 0,
     "choice": 0,
     "position": 1,
+    "repetition_penalty": 1.0,
 }
 
 
 def sample(
-    logits: NDArray[np.float32], rows: list[dict[str, Any]], banned: list[list[int]] | None = None, threads: int = 1
+    logits: NDArray[np.float32], rows: list[dict[str, Any]], rules: Rules | None = None, threads: int = 1
 ) -> tuple[list[int], list[bool]]:
     """Sample row i of `logits` with OFF | rows[i]."""
     params = np.zeros(len(rows), PARAMS)
     for record, row in zip(params, rows, strict=True):
         for name, value in (OFF | row).items():
             record[name] = value
-    banned = banned or [[] for _ in rows]
-    starts = np.cumsum([0, *map(len, banned)])
+    rules = rules or gather_rules([None] * len(rows), [1] * len(rows), None)
     ids, faulted = np.zeros(len(rows), np.int32), np.zeros(len(rows), np.bool_)
-    flat = np.array([i for row in banned for i in row], np.int32)
     scratch = np.full((threads, 3, logits.shape[1]), np.nan)
     for thread in range(threads):
-        sample_rows(logits, logits.shape[1], params, starts, flat, ids, faulted, scratch, thread, threads)
+        sample_rows(logits, logits.shape[1], params, rules, ids, faulted, scratch, thread, threads)
     return ids.tolist(), faulted.tolist()
 
 
@@ -143,16 +143,6 @@ def test_minus_infinity_is_never_sampled() -> None:
     logits = np.full((200, 9), -np.inf, np.float32)
     logits[:, 4] = logits[:, 6] = -50.0
     assert set(sample(logits, [{"seed": s} for s in range(200)])[0]) == {4, 6}
-
-
-def test_banned_ids() -> None:
-    logits = np.array([[5.0, 4.0, 3.0]] * 3, np.float32)
-    ids, faulted = sample(logits, [{"temperature": 0.0}] * 3, banned=[[0], [], [1, 0]])
-    assert ids == [1, 0, 2]
-    assert not any(faulted)
-    logits[0, 0] = np.nan
-    assert sample(logits[:1], [{}], banned=[[0]])[1] == [True]
-    assert sample(logits[1:2], [{}], banned=[[0, 1, 2]])[1] == [True]
 
 
 def test_logprobs_ranks_and_alternatives() -> None:

@@ -124,11 +124,14 @@ class CpuDevice(asyncio.Protocol):
         if self._launched is None or self._launched[1].step != batch.step:
             raise RuntimeError(f"step {batch.step}: sample without its forward")
         index, self._launched = self._launched[0], None
-        self._ring.slots[index]["entries"][: len(batch.entries)] = batch.entries
-        self._ring.slots[index]["sampled_rows"][: len(batch.entries)] = batch.rows
+        slot, count = self._ring.slots[index], len(batch.entries)
+        slot["entries"][:count] = batch.entries
+        slot["sampled_rows"][:count] = batch.rows
+        if batch.masks is not None:
+            slot["masks"][:count] = batch.masks
         future: asyncio.Future[StepResult] = self._loop.create_future()
         self._waiting[index] = future
-        self._send(Sample(index, batch.step, len(batch.entries)))
+        self._send(Sample(index, batch.step, count, batch.masks is not None))
         if self._fault is not None:
             self._settle(index).set_exception(self._fault)
         return CpuTicket(future)

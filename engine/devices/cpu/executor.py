@@ -36,6 +36,7 @@ from engine.plan import (
     TokenLogprobs,
 )
 from engine.sampling.params import PARAMS
+from engine.sampling.rules import gather_rules
 from engine.sampling.sampler import sample_rows, token_logprobs
 from loader.weights import WeightSource
 
@@ -49,7 +50,7 @@ def compile_kernels() -> None:
     sync = np.zeros(1, np.int64)
     interpret(np.zeros((0, COLUMNS), np.int64), 0, 0, sync.ctypes.data, 0, 1)
     params, scratch = np.zeros(0, PARAMS), np.zeros((1, 3, 0))
-    sample_rows(empty, 0, params, none, ids, ids, ids.astype(np.bool_), scratch, 0, 1)
+    sample_rows(empty, 0, params, gather_rules((), (), None), ids, ids.astype(np.bool_), scratch, 0, 1)
     token_logprobs(empty, 0, none, ids, 0, floats, ids, ids.reshape(0, 0), empty, 0, 1)
 
 
@@ -122,12 +123,13 @@ class CpuExecutor:
         prompt_logprobs = _LogprobTable(self._prompt_counts(plan)[prompt])
         for tile in _tiles(len(entries)):
             logits = self._logits(lasts[tile])
-            self._sample_tile(batch.rows[tile], positions[tile], logits, ids[tile], faulted[tile])
+            masks = None if batch.masks is None else batch.masks[tile]
+            self._sample_tile(batch.rows[tile], positions[tile], masks, logits, ids[tile], faulted[tile])
             sampled_logprobs.fill(self._team, tile, logits, self.shape.decoder.vocab_size, ids[tile])
         for tile in _tiles(len(prompt)):
             logits = self._logits(prompt[tile])
             prompt_logprobs.fill(self._team, tile, logits, self.shape.decoder.vocab_size, targets[prompt[tile]])
-        self._rows.last_ids[batch.rows] = ids
+        self._rows.append(batch.rows, ids)
         seconds = self._seconds + time.perf_counter() - began
         return StepResult(plan.step, ids, faulted, sampled_logprobs.result(), prompt_logprobs.result(), seconds)
 
@@ -169,15 +171,19 @@ class CpuExecutor:
         return logits
 
     def _sample_tile(
-        self, rows: Int32Array, positions: Int32Array, logits: Float32Array, ids: Int32Array, faulted: BoolArray
+        self,
+        rows: Int32Array,
+        positions: Int32Array,
+        masks: NDArray[np.uint32] | None,
+        logits: Float32Array,
+        ids: Int32Array,
+        faulted: BoolArray,
     ) -> None:
         params = self._rows.params[rows]
         params["position"] = positions
-        banned = [self._rows.banned(row, position) for row, position in zip(rows, positions, strict=True)]
-        starts = np.cumsum([0, *map(len, banned)], dtype=np.int64)
-        banned_ids = np.array([i for row in banned for i in row], np.int32)
+        rules = self._rows.rules(rows, positions, masks)
         vocab = self.shape.decoder.vocab_size
-        self._team.run(sample_rows, logits, vocab, params, starts, banned_ids, ids, faulted, self._scratch)
+        self._team.run(sample_rows, logits, vocab, params, rules, ids, faulted, self._scratch)
 
     def _prompt_counts(self, plan: StepPlan) -> Int32Array:
         return np.repeat(self._rows.num_prompt_logprobs[plan.rows], plan.num_tokens)

@@ -60,11 +60,12 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """To the worker: sample the first `entries` of the slot's `entries` and `sampled_rows`."""
+    """To the worker: sample the first `entries` of the slot's `entries`, `sampled_rows` and perhaps `masks`."""
 
     slot: int
     step: int
     entries: int
+    has_masks: bool
 
 
 @dataclass(frozen=True, slots=True)

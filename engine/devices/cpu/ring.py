@@ -21,11 +21,16 @@ SLOTS = 4
 
 @dataclass(frozen=True, slots=True)
 class RingLimits:
-    """Sizes that fix a slot's layout: rows, tokens and alternatives per token, at most."""
+    """Sizes that fix a slot's layout: rows, tokens, alternatives per token and vocabulary, at most."""
 
     rows: int
     tokens: int
     top: int
+    vocab: int
+
+    @property
+    def mask_words(self) -> int:
+        return -(-self.vocab // 32)
 
     def fields(self) -> dict[str, tuple[type[np.generic], tuple[int, ...]]]:
         """Name to dtype and shape of a slot's arrays, in order."""
@@ -38,6 +43,7 @@ class RingLimits:
             "prompt_targets": (i32, tokens),
             "entries": (i32, rows),
             "sampled_rows": (i32, rows),
+            "masks": (np.uint32, (self.rows, self.mask_words)),
             "sampled_ids": (i32, rows),
             "faulted": (np.bool_, rows),
         }

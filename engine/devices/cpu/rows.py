@@ -1,13 +1,15 @@
-"""Per-row state that outlives a step: sampling parameters, block tables, the last sampled id.
+"""Per-row state that outlives a step: sampling parameters and rules, block tables, the last sampled id.
 
 Changed only by the differences that plans carry. A row's state is whole after its `RowState`;
 entries of block tables beyond what a row has computed are never read.
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
-from engine.plan import BlockUpdate, RowState
+from engine.plan import BlockUpdate, Int32Array, RowState
 from engine.sampling.params import PARAMS
+from engine.sampling.rules import RowRules, Rules, gather_rules
 
 
 class Rows:
@@ -28,8 +30,7 @@ class Rows:
         self.block_tables = np.zeros((groups, max_num_seqs, blocks_per_row), np.int32)
         self._num_blocks = num_blocks
         self._vocab_size = vocab_size
-        self._min_position = np.zeros(max_num_seqs, np.int64)
-        self._banned: list[tuple[int, ...]] = [()] * max_num_seqs
+        self._rules: list[RowRules | None] = [None] * max_num_seqs
 
     def initialise(self, state: RowState) -> None:
         params = self.params[state.row]
@@ -37,8 +38,10 @@ class Rows:
         params["top_k"], params["seed"], params["choice"] = state.top_k, state.seed, state.choice
         self.num_logprobs[state.row] = state.num_logprobs
         self.num_prompt_logprobs[state.row] = state.num_prompt_logprobs
-        self._min_position[state.row] = state.min_position
-        self._banned[state.row] = tuple(i for i in state.banned_ids if i < self._vocab_size)
+        params["presence_penalty"], params["frequency_penalty"] = state.presence_penalty, state.frequency_penalty
+        params["repetition_penalty"] = state.repetition_penalty
+        rules = RowRules(state, self._vocab_size)
+        self._rules[state.row] = None if rules.is_empty else rules
 
     def update_blocks(self, update: BlockUpdate) -> None:
         """Raises ValueError for a block that doesn't exist: reading it would be reading wild memory."""
@@ -47,6 +50,14 @@ class Rows:
         table = self.block_tables[update.group, update.row]
         table[update.index : update.index + len(update.blocks)] = update.blocks
 
-    def banned(self, row: int, position: int) -> tuple[int, ...]:
-        """Ids that may not be sampled at `position`."""
-        return self._banned[row] if position < self._min_position[row] else ()
+    def rules(self, rows: Int32Array, positions: Int32Array, masks: NDArray[np.uint32] | None) -> Rules:
+        """Rules for sampling the tokens at `positions`."""
+        return gather_rules([self._rules[row] for row in rows], positions.tolist(), masks)
+
+    def append(self, rows: Int32Array, ids: Int32Array) -> None:
+        """Rows sampled these ids."""
+        self.last_ids[rows] = ids
+        for row, token in zip(rows, ids, strict=True):
+            rules = self._rules[row]
+            if rules is not None:
+                rules.append(int(token))

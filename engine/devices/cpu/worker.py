@@ -96,7 +96,8 @@ class _Worker:
 
     def _sample(self, message: Sample) -> Result:
         slot, count = self._ring.slots[message.slot], message.entries
-        batch = SampleBatch(message.step, slot["entries"][:count], slot["sampled_rows"][:count])
+        masks = slot["masks"][:count] if message.has_masks else None
+        batch = SampleBatch(message.step, slot["entries"][:count], slot["sampled_rows"][:count], masks)
         result = self._executor.sample(batch)
         slot["sampled_ids"][:count] = result.token_ids
         slot["faulted"][:count] = result.faulted
