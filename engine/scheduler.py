@@ -24,13 +24,12 @@ Read next: `engine/kv/manager.py` (blocks), `engine/step.py`, `engine/loop.py` (
 from bisect import insort
 from collections.abc import Iterator
 from enum import Enum, auto
-from heapq import merge
 from typing import NamedTuple
 
-from engine.fairness import Fairness
 from engine.kv.fence import Fence, Fenced
 from engine.kv.manager import KVManager, Lease
 from engine.kv.prefix import Entry as CachedBlock
+from engine.order import Order, fixed_rank
 from engine.plan import StepResult
 from engine.sequence import Finish, Sequence, Status
 from engine.step import Draft, Entry, Settled, Step
@@ -76,7 +75,7 @@ class Scheduler:
         self.fence = Fence()
         self.num_preemptions = 0
         self._waiting: dict[str, list[Sequence]] = {}
-        self._fairness = Fairness()
+        self._order = Order(max_num_seqs)
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
         self._enable_chunked_prefill = enable_chunked_prefill
@@ -102,7 +101,7 @@ class Scheduler:
         self._num_arrived += 1
         for choice in (sequence, *sequence.forks):
             choice.arrival = sequence.arrival
-            self._fairness.arrive(choice.tenant)
+            self._order.fairness.arrive(choice.tenant)
         self._enqueue(sequence)
 
     def finish(self, sequence: Sequence) -> None:
@@ -115,27 +114,16 @@ class Scheduler:
         elif sequence.status is Status.WAITING:
             self._dequeue(sequence)
         sequence.status = Status.FINISHED
-        self._fairness.leave(sequence.tenant)
+        self._order.fairness.leave(sequence.tenant)
 
-    # -- order ------------------------------------------------------------------------------
-
-    def _rank(self, sequence: Sequence) -> tuple[int, float, int, int]:
-        return (sequence.priority, self._fairness.served(sequence.tenant), sequence.arrival, sequence.index)
+    # -- queues -----------------------------------------------------------------------------
 
     def waiting(self) -> Iterator[Sequence]:
-        """Waiting sequences in order. Each tenant's queue is sorted, so that merging the queues lazily
-        gives the order even while admissions change the tenants' counters."""
-        if len(self._waiting) == 1:
-            return iter(next(iter(self._waiting.values())).copy())
-        return merge(*(queue.copy() for queue in self._waiting.values()), key=self._rank)
-
-    def _running_in_order(self) -> list[Sequence]:
-        if self._fairness.num_present == 1:
-            return self.running.copy()
-        return sorted(self.running, key=self._rank)
+        """Waiting sequences, in order."""
+        return self._order.merged(self._waiting.values())
 
     def _enqueue(self, sequence: Sequence) -> None:
-        insort(self._waiting.setdefault(sequence.tenant, []), sequence, key=_fixed_rank)
+        insort(self._waiting.setdefault(sequence.tenant, []), sequence, key=fixed_rank)
         sequence.status = Status.WAITING
 
     def _dequeue(self, sequence: Sequence) -> None:
@@ -161,21 +149,16 @@ class Scheduler:
         """Admit the first waiting sequence ahead of the running ones, leaving each of these a token, if it
         comes before some of another tenant or priority. If it has no room, preempt those that it may."""
         head = next(self.waiting(), None) if self._waiting and self.running else None
-        if head is None or not any(self._comes_before(head, s) for s in self.running):
+        if head is None or not any(self._order.comes_before(head, s) for s in self.running):
             return
         if self._admit(draft, head, draft.budget - len(self.running)) is Admission.NO_ROOM and not self.fence:
             self._preempt_for(head)
 
-    def _comes_before(self, head: Sequence, other: Sequence) -> bool:
-        is_apart = (head.priority, head.tenant) != (other.priority, other.tenant)
-        return is_apart and self._rank(head) < self._rank(other)
-
     def _preempt_for(self, head: Sequence) -> None:
         """Make room for a waiting sequence, if preempting those that it may preempt is enough."""
         rows, blocks, chosen = len(self._free_rows), self.kv.num_available, []
-        victims = self._outranked_by(head)
         needed = self.kv.blocks_for(head.known)
-        for victim in sorted(victims, key=lambda s: (s.num_scheduled, -s.arrival)):
+        for victim in self._order.preemptible_for(head, self.running):
             if rows > len(head.forks) and blocks >= needed:
                 break
             chosen.append(victim)
@@ -184,26 +167,8 @@ class Scheduler:
             for victim in chosen:
                 self._preempt(victim)
 
-    def _outranked_by(self, head: Sequence) -> list[Sequence]:
-        """Running sequences that a waiting `head` may preempt: of lower priority, or of a tenant above
-        its share of rows while its own is below; none that is protected."""
-        share = self._max_num_seqs / self._fairness.num_present
-        held: dict[str, int] = {}
-        for s in self.running:
-            held[s.tenant] = held.get(s.tenant, 0) + 1
-        is_below = held.get(head.tenant, 0) < share
-        return [
-            s
-            for s in self.running
-            if not s.protected
-            and (
-                s.priority > head.priority
-                or (s.priority == head.priority and is_below and held[s.tenant] > share and s.tenant != head.tenant)
-            )
-        ]
-
     def _grant_running(self, draft: Draft) -> None:
-        order = self._running_in_order()
+        order = self._order.sorted(self.running)
         granted = {entry.sequence for entry in draft.entries}
         for place, sequence in enumerate(order):
             if sequence.status is not Status.RUNNING or sequence in granted:
@@ -217,7 +182,9 @@ class Scheduler:
         sequence = order[place]
         stop = sequence.num_scheduled + num_tokens
         while (copies := self.kv.grow(sequence.tables, stop, write_from=sequence.num_scheduled)) is None:
-            victim = None if self.fence else _victim(order[place + 1 :], draft)
+            granted = {entry.sequence for entry in draft.entries}
+            later = (s for s in order[place + 1 :] if s not in granted)
+            victim = None if self.fence else self._order.victim_among(later)
             if victim is None:
                 return False
             self._preempt(victim)
@@ -282,7 +249,7 @@ class Scheduler:
         if tables is None:
             return Admission.NO_ROOM
         self._dequeue(sequence)
-        insort(self.running, sequence, key=_fixed_rank)
+        insort(self.running, sequence, key=fixed_rank)
         sequence.status = Status.RUNNING
         sequence.tables = tables
         sequence.row = self._free_rows.pop()
@@ -319,7 +286,7 @@ class Scheduler:
         start = sequence.num_scheduled
         sequence.num_scheduled += num_tokens
         if sequence.epoch == 0 and start < sequence.prompt_len:
-            self._fairness.charge(sequence.tenant, num_tokens, 0)
+            self._order.fairness.charge(sequence.tenant, num_tokens, 0)
         samples = sequence.num_scheduled == sequence.known and sequence.max_output > 0
         self._enter(draft, sequence, start, num_tokens, samples)
         draft.budget -= num_tokens
@@ -330,7 +297,7 @@ class Scheduler:
         sequence.in_flight += 1
         if samples:
             sequence.num_placeholders += 1
-            self._fairness.charge(sequence.tenant, 0, 1)
+            self._order.fairness.charge(sequence.tenant, 0, 1)
         targets = self._prompt_targets(sequence, start)
         draft.entries.append(Entry(sequence, start, num_tokens, sequence.epoch, samples, targets))
 
@@ -343,7 +310,7 @@ class Scheduler:
                 choice.status = Status.RUNNING
                 choice.num_scheduled = choice.num_computed = sequence.num_scheduled
                 choice.num_cached_tokens = sequence.num_cached_tokens
-                insort(self.running, choice, key=_fixed_rank)
+                insort(self.running, choice, key=fixed_rank)
                 draft.new_rows.append(choice.row_state())
                 self._enter(draft, choice, sequence.num_scheduled, 0, True)
         if sequence.fork_rows:
@@ -460,21 +427,6 @@ class Scheduler:
         if self.is_idle and (len(self.fence) or held):
             problems.append(f"idle with {len(self.fence)} fenced leases and rows {held}")
         return problems
-
-
-def _fixed_rank(sequence: Sequence) -> tuple[int, int, int]:
-    """The order within a tenant, which never changes."""
-    return (sequence.priority, sequence.arrival, sequence.index)
-
-
-def _victim(later: list[Sequence], draft: Draft) -> Sequence | None:
-    """The one to preempt among those `later` in the order than the one in need, and not in the step already."""
-    granted = {entry.sequence for entry in draft.entries}
-    running = [s for s in later if s.status is Status.RUNNING and s not in granted]
-    unprotected = [s for s in running if not s.protected]
-    if unprotected:
-        return min(unprotected, key=lambda s: (s.num_scheduled, -s.arrival))
-    return running[-1] if running else None
 
 
 def _finish_of(sequence: Sequence, token_id: int | None, faulted: bool) -> Finish | None:

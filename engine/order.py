@@ -1,0 +1,77 @@
+"""Order: who goes before whom, and who may be preempted for whom.
+
+    priority, then the tenant served least, then arrival, then the index of the choice
+
+Within a tenant the order never changes (`fixed_rank`), which is how the scheduler keeps its lists;
+among tenants it moves with their counters. Read next: `engine/fairness.py`, docs/scheduling.md.
+"""
+
+from collections.abc import Iterable, Iterator
+from heapq import merge
+
+from engine.fairness import Fairness
+from engine.sequence import Sequence, Status
+
+
+def fixed_rank(sequence: Sequence) -> tuple[int, int, int]:
+    """The order within a tenant."""
+    return (sequence.priority, sequence.arrival, sequence.index)
+
+
+class Order:
+    """Ranks sequences, over the tenants' counters."""
+
+    def __init__(self, max_num_seqs: int) -> None:
+        self.fairness = Fairness()
+        self._max_num_seqs = max_num_seqs
+
+    def rank(self, sequence: Sequence) -> tuple[int, float, int, int]:
+        """Lower goes first."""
+        return (sequence.priority, self.fairness.served(sequence.tenant), sequence.arrival, sequence.index)
+
+    def sorted(self, running: list[Sequence]) -> list[Sequence]:
+        """A copy of `running`, which is sorted by `fixed_rank`, in order."""
+        return running.copy() if self.fairness.num_present == 1 else sorted(running, key=self.rank)
+
+    def merged(self, queues: Iterable[list[Sequence]]) -> Iterator[Sequence]:
+        """The tenants' queues, each sorted, as one in order: lazily, so that it stays right while
+        admissions change the counters."""
+        return merge(*(queue.copy() for queue in queues), key=self.rank)
+
+    def comes_before(self, waiting: Sequence, running: Sequence) -> bool:
+        """Whether one that waits goes before one that runs, of another tenant or priority."""
+        is_apart = (waiting.priority, waiting.tenant) != (running.priority, running.tenant)
+        return is_apart and self.rank(waiting) < self.rank(running)
+
+    def preemptible_for(self, waiting: Sequence, running: list[Sequence]) -> list[Sequence]:
+        """Running sequences that may be preempted to admit `waiting`, first victim first: of lower priority,
+        or of a tenant above its share of the rows while the other's is below; none that is protected."""
+        share = self._max_num_seqs / self.fairness.num_present
+        held: dict[str, int] = {}
+        for s in running:
+            held[s.tenant] = held.get(s.tenant, 0) + 1
+        is_below = held.get(waiting.tenant, 0) < share
+        return sorted(
+            (
+                s
+                for s in running
+                if not s.protected
+                and (s.priority > waiting.priority or (is_below and held[s.tenant] > share and _is_peer(s, waiting)))
+            ),
+            key=_work_lost,
+        )
+
+    @staticmethod
+    def victim_among(later: Iterable[Sequence]) -> Sequence | None:
+        """The one to preempt among running sequences `later` in the order than one in need of a block."""
+        running = [s for s in later if s.status is Status.RUNNING]
+        unprotected = [s for s in running if not s.protected]
+        return min(unprotected, key=_work_lost) if unprotected else running[-1] if running else None
+
+
+def _work_lost(sequence: Sequence) -> tuple[int, int]:
+    return (sequence.num_scheduled, -sequence.arrival)
+
+
+def _is_peer(a: Sequence, b: Sequence) -> bool:
+    return a.priority == b.priority and a.tenant != b.tenant
