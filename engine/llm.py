@@ -235,8 +235,8 @@ async def _collect(stream: OutputStream, prompt: str | list[int]) -> RequestOutp
 def _add(output: RequestOutput, texts: dict[int, list[str]], delta: Delta) -> None:
     if not output.outputs:
         output.num_cached_tokens = delta.num_cached_tokens
-        if delta.prompt_logprobs is not None:
-            output.prompt_logprobs = list(delta.prompt_logprobs)
+    if delta.prompt_logprobs is not None:
+        output.prompt_logprobs = list(delta.prompt_logprobs)
     if delta.index not in texts:
         texts[delta.index] = []
         output.outputs.append(CompletionOutput(delta.index))
@@ -244,6 +244,8 @@ def _add(output: RequestOutput, texts: dict[int, list[str]], delta: Delta) -> No
     choice = next(c for c in output.outputs if c.index == delta.index)
     texts[delta.index].append(delta.text)
     choice.token_ids += delta.token_ids
+    if delta.cumulative_logprob is not None:
+        choice.cumulative_logprob = delta.cumulative_logprob
     if delta.logprobs is not None:
         choice.logprobs = (choice.logprobs or []) + list(delta.logprobs)
     if delta.finish_reason is not None:

@@ -77,14 +77,15 @@ class ScriptedEngine:
             raise OverCapacity("too many")
         name = f"r{len(self.submitted)}"
         self.submitted.append((ids, params))
-        channel = self.live[name] = OutputChannel()
+        channel = self.live[name] = OutputChannel(params.n)
         self.most_live = max(self.most_live, len(self.live))
         self.answer(channel, ids)
         return OutputStream(name, ids, channel, self.abort)
 
     def abort(self, name: str) -> None:
         channel = self.live[name]
-        channel.push(Delta(0, "", (), finish_reason="abort"))
+        for index in range(self.submitted[int(name[1:])][1].n):
+            channel.push(Delta(index, "", (), finish_reason="abort"))
 
     @property
     def num_live(self) -> int:
@@ -108,8 +109,9 @@ def test_results_come_in_order_with_everything_the_deltas_said(scripted: type[Sc
     top = {5: Logprob(-0.5, 1, "x")}
 
     def answer(_: ScriptedEngine, channel: OutputChannel, prompt: list[int]) -> None:
-        channel.push(Delta(0, "a", (5,), logprobs=(top,), prompt_logprobs=(None, top), num_cached_tokens=16))
-        channel.push(Delta(0, "b", (6, 7), logprobs=(top, top), finish_reason="stop", stop_reason="c"))
+        first = Delta(0, "a", (5,), (top,), prompt_logprobs=(None, top), num_cached_tokens=16, cumulative_logprob=-0.5)
+        channel.push(first)
+        channel.push(Delta(0, "b", (6, 7), (top, top), "stop", "c", cumulative_logprob=-1.5))
 
     scripted.answer = answer
     with LLM(model="m") as llm:
@@ -119,9 +121,24 @@ def test_results_come_in_order_with_everything_the_deltas_said(scripted: type[Sc
         prompt=None,
         prompt_token_ids=[1, 2],
         prompt_logprobs=[None, top],
-        outputs=[CompletionOutput(0, "ab", [5, 6, 7], [top] * 3, "stop", "c")],
+        outputs=[CompletionOutput(0, "ab", [5, 6, 7], [top] * 3, -1.5, "stop", "c")],
         num_cached_tokens=16,
     )
+
+
+def test_choices_come_by_index(scripted: type[ScriptedEngine]) -> None:
+    def answer(engine: ScriptedEngine, channel: OutputChannel, prompt: list[int]) -> None:
+        deltas = [Delta(1, "x", (1,)), Delta(0, "a", (3,)), Delta(1, "y", (2,)), Delta(0, "b", (4,), None, "stop")]
+        for delta in (*deltas, Delta(1, "", (), None, "length")):
+            engine.later(channel.push, delta)
+
+    scripted.answer = answer
+    with LLM(model="m") as llm:
+        (out,) = llm.generate("p", SamplingParams(n=2))
+    assert [(c.index, c.text, c.token_ids, c.finish_reason) for c in out.outputs] == [
+        (0, "ab", [3, 4], "stop"),
+        (1, "xy", [1, 2], "length"),
+    ]
 
 
 def test_prompts_of_every_kind(scripted: type[ScriptedEngine]) -> None:
