@@ -67,7 +67,9 @@ class BeamRequest(LiveRequest):
         # The beams begin as equal forks of the prompt: the first one's candidates stand for all.
         begun = self._candidates if self._has_begun else {0: self._candidates[0]}
         self._has_begun = True
-        candidates = sorted((c for of_beam in begun.values() for c in of_beam), reverse=True)
+        candidates = sorted(
+            (c for beam in sorted(begun) for c in begun[beam]), key=lambda c: c.logprob, reverse=True
+        )
         self._candidates = {}
         live = self._choose(candidates)
         num_output = self.sequences[0].num_output + 1

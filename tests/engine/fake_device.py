@@ -31,6 +31,13 @@ def hashed(context: Sequence[int]) -> int:
     return value % (VOCAB - 1)
 
 
+def ranked(context: Sequence[int]) -> list[tuple[int, float]]:
+    """Eight next tokens with their logprobs, most likely first; the first is `hashed`'s."""
+    first = hashed(context)
+    spread = 0.3 + first / 3001
+    return [((first + 13 * j) % (VOCAB - 1), -0.2 - spread * j) for j in range(8)]
+
+
 def expected(prompt: Sequence[int], num_tokens: int, choice: int = 0) -> list[int]:
     """The output a correct engine gives for `prompt`; the choices of a request differ."""
     context = list(prompt)
@@ -131,17 +138,18 @@ class FakeDevice:
                 page, slot = divmod(start + i, self.block_size)
                 self.pages[self.tables[row, page], slot] = token
             offset += count
-        ids = []
+        ids, rankings = [], []
         for e, row in zip(batch.entries.tolist(), batch.rows.tolist(), strict=True):
             context = self._context(int(plan.rows[e]), int(plan.starts[e] + plan.num_tokens[e]))
             token = self._next_token(context)
             ids.append(token if token == FAULT else (token + int(self.choices[row])) % (VOCAB - 1))
+            rankings.append(ranked(context))
             self.last_ids[row] = ids[-1]
         return StepResult(
             step=plan.step,
             token_ids=np.array(ids, np.int32),
             faulted=np.array([i == FAULT for i in ids], np.bool_),
-            logprobs=_logprobs(ids),
+            logprobs=_sampled_logprobs(ids, rankings),
             prompt_logprobs=None if plan.prompt_targets is None else _logprobs(_targets(plan)),
             device_seconds=0.0,
         )
@@ -150,6 +158,15 @@ class FakeDevice:
         context = [int(self.pages[self.tables[row, p // self.block_size], p % self.block_size]) for p in range(length)]
         assert POISON not in context, "a page was read before it was written"
         return context
+
+
+def _sampled_logprobs(ids: Sequence[int], rankings: Sequence[list[tuple[int, float]]]) -> TokenLogprobs:
+    return TokenLogprobs(
+        logprobs=np.array([dict(r).get(i, -9.0) for i, r in zip(ids, rankings, strict=True)], np.float32),
+        ranks=np.ones(len(ids), np.int32),
+        top_ids=np.array([[i for i, _ in r] for r in rankings], np.int32).reshape(len(ids), 8),
+        top_logprobs=np.array([[v for _, v in r] for r in rankings], np.float32).reshape(len(ids), 8),
+    )
 
 
 def _targets(plan: StepPlan) -> list[int]:

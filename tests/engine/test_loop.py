@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from engine.beam import BeamRequest
 from engine.errors import DeviceFault, EngineStopped, OverCapacity, RequestFault, StepFault
 from engine.inbox import Inbox
 from engine.kv.groups import KVGroup
@@ -18,7 +19,7 @@ from engine.request import Delta, SamplingParams
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.stream import OutputChannel, OutputStream
-from tests.engine.fake_device import FAULT, FakeDevice, NextToken, expected, hashed
+from tests.engine.fake_device import FAULT, FakeDevice, NextToken, expected, hashed, ranked
 
 BLOCK = 4
 
@@ -39,17 +40,20 @@ class Server:
         self.task = asyncio.create_task(self.loop.run())
         self._num_requests = 0
 
-    def generate(self, prompt: list[int], max_tokens: int, **params: Any) -> OutputStream:
+    def generate(
+        self, prompt: list[int], max_tokens: int, *, eos: tuple[int, ...] = (), **params: Any
+    ) -> OutputStream:
         self._num_requests += 1
         name = f"r{self._num_requests}"
         sampling = SamplingParams(max_tokens=max_tokens, **params)
         choices = [
-            Sequence(name, prompt, sampling, max_output=max_tokens, seed=0, index=i)
+            Sequence(name, prompt, sampling, max_output=max_tokens, seed=0, index=i, eos_token_ids=eos)
             for i in range(sampling.num_choices)
         ]
         choices[0].forks = tuple(choices[1:])
         channel = OutputChannel(sampling.n)
-        self.inbox.submit(LiveRequest(choices, channel, None))
+        kind = BeamRequest if sampling.use_beam_search else LiveRequest
+        self.inbox.submit(kind(choices, channel, None))
         return OutputStream(name, prompt, channel, self.inbox.abort)
 
     async def is_clean(self) -> bool:
@@ -267,7 +271,7 @@ async def test_stop_ids_end_the_output_and_are_reported() -> None:
 
 
 async def test_logprobs_belong_to_their_tokens() -> None:
-    """The fake device reports -t/1000 for token t and names t + 1 as the runner-up."""
+    """The fake device reports -t/1000 for token t of a prompt."""
     async with serving(budget=4) as server:
         prompt = [3, 1, 4, 1, 5, 9]
         deltas = await collect(server.generate(prompt, 4, logprobs=2, prompt_logprobs=0))
@@ -276,8 +280,11 @@ async def test_logprobs_belong_to_their_tokens() -> None:
         assert [list(m) for m in first.prompt_logprobs[1:] if m] == [[t] for t in prompt[1:]]
         maps = [m for d in deltas for m in d.logprobs or ()]
         ids = expected(prompt, 4)
-        assert [list(m) for m in maps] == [[t, t + 1] for t in ids]
-        assert [m[t].logprob for m, t in zip(maps, ids, strict=True)] == pytest.approx([-t / 1000 for t in ids])
+        rankings = [ranked([*prompt, *ids[:i]])[:2] for i in range(4)]
+        assert [list(m) for m in maps] == [[t for t, _ in r] for r in rankings]
+        values = [[p.logprob for p in m.values()] for m in maps]
+        assert values == [pytest.approx([v for _, v in r]) for r in rankings]
+        assert deltas[-1].cumulative_logprob == pytest.approx(sum(r[0][1] for r in rankings))
         assert all(d.prompt_logprobs is None for d in deltas[1:])
 
 
