@@ -77,7 +77,7 @@ class LiveRequest:
             logprobs=self._sampled_logprobs(settled, result),
             finish_reason=reason,
             stop_reason=stop_reason,
-            prompt_logprobs=self._take_prompt_logprobs() if sequence.index == 0 else None,
+            prompt_logprobs=self._take_prompt_logprobs() if sequence.index == 0 and not self._holds_back else None,
             num_cached_tokens=sequence.num_cached_tokens,
             cumulative_logprob=choice.cumulative_logprob if self._wants_scores else None,
         )
@@ -117,6 +117,7 @@ class LiveRequest:
         choice.held.append(delta)
         if self.ended:
             best = sorted(self._choices, key=lambda c: c.cumulative_logprob, reverse=True)[: self._params.n]
+            best[0].held[0] = replace(best[0].held[0], prompt_logprobs=self._take_prompt_logprobs())
             for index, winner in enumerate(best):
                 for kept in winner.held:
                     self.channel.push(replace(kept, index=index))

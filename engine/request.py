@@ -133,6 +133,8 @@ class SamplingParams:
             _check_int("stop_token_ids", i, 0, None)
 
     def _check_token_rules(self) -> None:
+        if self.stop_strings and not self.detokenize:
+            raise InvalidRequest("stop", "needs detokenize: there is no text to stop at without it")
         for token_id, bias in (self.logit_bias or {}).items():
             _check_int("logit_bias", token_id, 0, None)
             _check_float("logit_bias", bias, -100.0, 100.0)

@@ -121,7 +121,10 @@ class Sequence:
 
     @property
     def pending(self) -> int:
-        """Tokens that could be computed now. The last token wanted is never computed."""
+        """Tokens that could be computed now. The last token wanted is never computed; a beam waits to
+        be told its next token, which is not the one sampled."""
+        if self.params.use_beam_search and self.num_placeholders:
+            return 0
         if self.max_output and self.known - self.prompt_len >= self.max_output:
             return 0
         return self.known - self.num_scheduled
