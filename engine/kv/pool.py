@@ -25,8 +25,8 @@ class BlockPool:
         self._is_cached = [False] * num_blocks
         # One extra node, the sentinel, closes the list into a ring.
         self._end = num_blocks
-        self._next = [*range(1, num_blocks + 1), 0]
-        self._prev = [num_blocks, *range(num_blocks)]
+        self._next: list[int] = [*range(1, num_blocks + 1), 0]
+        self._prev: list[int] = [num_blocks, *range(num_blocks)]
         self.num_available = num_blocks
         self.num_cached = 0
 
