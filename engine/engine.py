@@ -97,8 +97,7 @@ class Engine:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
         try:
-            if self._loop is not None and not self._task.done():
-                await self._inbox.control(self._loop.stop)
+            self._task.cancel()
             await asyncio.wait([self._task])
         finally:
             await self._device.close()
@@ -165,13 +164,15 @@ class Engine:
     async def drain(self, grace: float) -> None:
         """Take no more requests; live ones have `grace` seconds to finish, then end with EngineStopped."""
         loop = self._serving_loop()
-        await self._inbox.control(loop.drain)
         try:
             async with asyncio.timeout(grace):
+                await self._inbox.control(loop.drain)
                 await loop.without_requests.wait()
         except TimeoutError:
-            fault = EngineStopped(f"the engine is draining and the grace time of {grace:g} s is over")
-            await self._inbox.control(lambda: loop.end_requests(fault))
+            # Not through the inbox: a device that hangs must not hold up the end.
+            loop.end_with(EngineStopped(f"the engine is draining and the grace time of {grace:g} s is over"))
+            self._task.cancel()
+            await asyncio.wait([self._task])
 
     # -- requests ---------------------------------------------------------------------------
 

@@ -6,10 +6,13 @@
     settle()     await the step before; append tokens, finish, index blocks, open the fence
     publish()    detokenize, check stop strings, push deltas
 
+The observer is told at the end of each phase; it makes the iteration's record and the metrics.
+
 Step N+1 is launched before step N is settled. The loop's task owns the scheduler, the KV state and
 the device; everybody else talks to it through the inbox. When there is nothing to do it sleeps on
 the inbox's event. A fault of one request ends that request; a fault of the device or of the loop
-itself fails every request and then the loop. Read next: `engine/scheduler.py`, `engine/publish.py`.
+itself fails every request and then the loop.
+Read next: `engine/scheduler.py`, `engine/publish.py`, `engine/observer.py`.
 """
 
 import asyncio
@@ -20,10 +23,12 @@ from typing import Literal
 from engine.devices.protocol import Device, Ticket
 from engine.errors import DeviceFault, EngineError, EngineStopped, RequestFault, StepFault
 from engine.inbox import Abort, Control, Inbox, Submit
+from engine.observer import Observer
 from engine.plan import StepResult
 from engine.publish import LiveRequest
 from engine.scheduler import Scheduler
 from engine.step import Settled, Step
+from engine.trace import DEVICE, INTAKE, LAUNCH, SCHEDULE, TASKS
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +38,9 @@ State = Literal["serving", "draining", "stopped", "failed"]
 class EngineLoop:
     """Owns the scheduler, the device and every live request."""
 
-    def __init__(self, scheduler: Scheduler, device: Device, inbox: Inbox) -> None:
+    def __init__(self, scheduler: Scheduler, device: Device, inbox: Inbox, observer: Observer | None = None) -> None:
         self.scheduler = scheduler
+        self.observer = observer or Observer(scheduler)
         self.state: State = "serving"
         self.without_requests = asyncio.Event()
         self.without_requests.set()
@@ -42,38 +48,45 @@ class EngineLoop:
         self._inbox = inbox
         self._in_flight: deque[tuple[Step, Ticket]] = deque()
         self._live: dict[str, LiveRequest] = {}
+        self._ending: EngineError = EngineStopped("the engine has stopped")
 
     async def run(self) -> None:
-        """Iterate until stopped. Raises what broke the loop, after failing every request with it."""
-        error: EngineError = EngineStopped("the engine has stopped")
+        """Iterate until cancelled. Whatever ends the loop, every live request ends with the reason."""
         try:
-            while self.state != "stopped":
+            while True:
                 await self._iterate()
+        except EngineError as fault:
+            self.state, self._ending = "failed", fault
+            raise
         except Exception as fault:
-            self.state = "failed"
-            error = fault if isinstance(fault, EngineError) else DeviceFault(f"the engine loop failed: {fault!r}")
+            self.state, self._ending = "failed", DeviceFault(f"the engine loop failed: {fault!r}")
             raise
         finally:
+            if self.state != "failed":
+                self.state = "stopped"
             self._intake()
-            self.end_requests(error)
+            for live in list(self._live.values()):
+                self._fail(live, self._ending)
 
     async def _iterate(self) -> None:
         self._intake()
-        if self.state == "stopped":
-            return
+        self.observer.mark(INTAKE)
         step = self.scheduler.schedule()
         self._inbox.num_waiting = self.scheduler.num_waiting
+        self.observer.mark(SCHEDULE)
         if step is not None:
             self._launch(step)
         if len(self._in_flight) > 1 or (self._in_flight and step is None):
             await self._settle()
         elif step is None:
-            await self._inbox.wait()
+            return await self.observer.idle(self._inbox.wait())
+        self.observer.end_iteration()
 
     def _intake(self) -> None:
         for message in self._inbox.drain():
             match message:
-                case Submit(live):
+                case Submit(live, arrival):
+                    live.times.arrival = arrival
                     self._admit(live)
                 case Abort(request_id):
                     self._abort(request_id)
@@ -91,26 +104,34 @@ class EngineLoop:
     def _abort(self, request_id: str) -> None:
         live = self._live.get(request_id)
         if live is not None:
-            self._forget(live)
             live.abort()
+            self._forget(live)
 
     def _launch(self, step: Step) -> None:
         self._device.forward(step.plan)
+        self.observer.mark(LAUNCH)
         self._in_flight.append((step, self._device.sample(step.batch)))
+        self.observer.launched(step, self._live)
 
     async def _settle(self) -> None:
         step, ticket = self._in_flight[0]
         if ticket.done():
             await asyncio.sleep(0)  # a device faster than the loop must not starve the server's tasks
+            self.observer.mark(TASKS)
         try:
             result = await ticket.result()
         except StepFault as fault:
+            self.observer.mark(DEVICE)
             self._in_flight.popleft()
             for request_id in {s.request_id for s in self.scheduler.abandon(step)}:
                 self._fail(self._live[request_id], fault)
         else:
+            self.observer.mark(DEVICE)
             self._in_flight.popleft()
-            self._publish(self.scheduler.settle(step, result), result)
+            settled = self.scheduler.settle(step, result)
+            self.observer.settled(step, result.device_seconds)
+            self._publish(settled, result)
+            self.observer.published()
 
     def _publish(self, all_settled: list[Settled], result: StepResult) -> None:
         for settled in all_settled:
@@ -120,6 +141,8 @@ class EngineLoop:
             if settled.faulted:
                 self._fail(live, RequestFault("the model produced no finite logits"))
                 continue
+            if settled.token_id is not None:
+                self.observer.token(live, settled.sequence.index)
             try:
                 live.publish(settled, result, self.scheduler)
             except Exception as error:
@@ -130,28 +153,22 @@ class EngineLoop:
                 self._forget(live)
 
     def _fail(self, live: LiveRequest, error: EngineError) -> None:
-        self._forget(live)
         live.channel.fail(error)
+        self._forget(live)
 
     def _forget(self, live: LiveRequest) -> None:
         for sequence in live.sequences:
             self.scheduler.finish(sequence)
         del self._live[live.request_id]
+        self.observer.finished(live)
         if not self._live:
             self.without_requests.set()
-
-    # -- control: run through the inbox -----------------------------------------------------
 
     def drain(self) -> None:
         """Take no more requests."""
         if self.state == "serving":
             self.state = "draining"
 
-    def stop(self) -> None:
-        """End the iteration; requests still live fail with EngineStopped."""
-        self.state = "stopped"
-
-    def end_requests(self, error: EngineError) -> None:
-        """Fail every live request with `error`."""
-        for live in list(self._live.values()):
-            self._fail(live, error)
+    def end_with(self, reason: EngineError) -> None:
+        """What live requests end with when the loop's task is cancelled."""
+        self._ending = reason

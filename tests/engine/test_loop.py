@@ -92,9 +92,7 @@ async def serving(
     try:
         yield server
     finally:
-        server.device.open(10**9)
-        if not server.task.done():
-            await server.inbox.control(server.loop.stop)
+        server.task.cancel()
         await asyncio.wait([server.task])
 
 
@@ -329,14 +327,16 @@ async def test_a_dead_device_fails_everyone_and_the_loop() -> None:
 
 
 async def test_stopping_ends_live_streams_with_a_reason() -> None:
+    """Even while the device hangs: the step in flight never resolves."""
     async with serving(free_running=False) as server:
-        stream = server.generate([1], 9)
-        task = asyncio.create_task(collect(stream))
+        task = asyncio.create_task(collect(server.generate([1], 9)))
         await server.until(lambda: len(server.device.plans) == 2)
-        server.device.open(99)
-        await server.inbox.control(server.loop.stop)
-        with pytest.raises(EngineStopped):
-            await task
+        queued = server.generate([2], 9)
+        server.task.cancel()
+        for reader in (task, collect(queued)):
+            with pytest.raises(EngineStopped):
+                await reader
+        assert server.loop.state == "stopped"
 
 
 async def test_draining_refuses_new_and_finishes_old() -> None:

@@ -1,0 +1,186 @@
+"""Engine at the door: what is refused, by field, before it is queued; and its life from start to stop.
+
+The checkpoint is real (it has no tokenizer), the device is the fake one.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.errors import ConfigError, EngineStopped, InvalidRequest, OverCapacity
+from engine.request import SamplingParams
+from tests.engine.fake_device import FakeDevice, expected
+from tests.engine.test_loop import collect, tokens_of
+
+LLAMA = Path(__file__).parents[1] / "golden" / "llama"
+BLOCK_BYTES = 2 * 2 * 2 * 64 * 4 * 16
+"""K and V, 2 layers, 2 KV heads, 64 wide, float32, 16 tokens."""
+
+
+@asynccontextmanager
+async def serving(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> AsyncIterator[tuple[Engine, FakeDevice]]:
+    devices: list[FakeDevice] = []
+
+    async def open_fake(config: EngineConfig, checkpoint: object, *, num_blocks: int, max_model_len: int) -> FakeDevice:
+        devices.append(
+            FakeDevice(num_blocks=num_blocks, block_size=config.block_size, max_num_seqs=config.max_num_seqs)
+        )
+        return devices[0]
+
+    monkeypatch.setattr("engine.engine.open_device", open_fake)
+    defaults = {"max_model_len": 64, "max_num_seqs": 4, "dtype": "float32", "max_logprobs": 8}
+    config = EngineConfig(model=str(LLAMA), **{**defaults, **settings})
+    async with Engine(config) as engine:
+        yield engine, devices[0]
+    assert devices[0].closed
+
+
+def params(**values: Any) -> SamplingParams:
+    return SamplingParams(**{"temperature": 0.0, "ignore_eos": True, "max_tokens": 4, **values})
+
+
+@pytest.mark.parametrize(
+    ("prompt", "values", "message"),
+    [
+        ([], {}, "prompt: is empty"),
+        ("text", {}, "prompt: the model has no tokenizer"),
+        ([1, 512], {}, "prompt: token id 512 is out of range, must be between 0 and 511"),
+        ([-1], {}, "prompt: token id -1 is out of range"),
+        (list(range(64)), {}, "prompt: has 64 tokens, at most 63 fit in max_model_len 64"),
+        ([1] * 640, {"max_tokens": None}, "prompt: has 640 tokens, at most 63 fit"),
+        ([1] * 65, {"max_tokens": 0}, "prompt: has 65 tokens"),
+        ([1], {"stop_token_ids": [512]}, "stop_token_ids: token id 512"),
+        ([1], {"logit_bias": {512: 1.0}}, "logit_bias: token id 512"),
+        ([1], {"allowed_token_ids": [2, 600]}, "allowed_token_ids: token id 600"),
+        ([1], {"logprobs": 9}, "logprobs: 9 is above max_logprobs 8"),
+        ([1], {"prompt_logprobs": 9}, "prompt_logprobs: 9 is above max_logprobs 8"),
+        ([1], {"stop": "x"}, "stop: the model has no tokenizer"),
+        ([1], {"bad_words": ["x"]}, "bad_words: the model has no tokenizer"),
+        ([1], {"n": 5}, "n: 5 choices are above max_num_seqs 4"),
+        ([1], {"best_of": 5}, "n: 5 choices are above max_num_seqs 4"),
+    ],
+)
+async def test_what_can_never_be_served_is_refused_by_field(
+    monkeypatch: pytest.MonkeyPatch, prompt: Any, values: dict[str, Any], message: str
+) -> None:
+    """T12, T13, S12: and another stream goes on."""
+    async with serving(monkeypatch) as (engine, _):
+        other = asyncio.create_task(tokens_of(engine.generate([5, 6], params(max_tokens=20))))
+        with pytest.raises(InvalidRequest, match=message):
+            engine.generate(prompt, params(**values))
+        assert await other == expected([5, 6], 20)
+        assert await engine.audit() == []
+
+
+@pytest.mark.parametrize(("max_tokens", "produced"), [(0, 0), (1, 1), (None, 54), (2**31 - 1, 54)])
+async def test_max_tokens_is_bounded_by_the_context(
+    monkeypatch: pytest.MonkeyPatch, max_tokens: int | None, produced: int
+) -> None:
+    """T15"""
+    async with serving(monkeypatch) as (engine, _):
+        deltas = await collect(engine.generate([1] * 10, params(max_tokens=max_tokens)))
+        assert sum(len(d.token_ids) for d in deltas) == produced
+        assert deltas[-1].finish_reason == "length"
+
+
+async def test_the_prompts_last_tokens_can_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(monkeypatch) as (engine, _):
+        stream = engine.generate(list(range(100)), params(truncate_prompt_tokens=3))
+        assert stream.prompt_token_ids == [97, 98, 99]
+        assert await tokens_of(stream) == expected([97, 98, 99], 4)
+
+
+async def test_a_live_request_id_is_not_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(monkeypatch) as (engine, _):
+        stream = engine.generate([1], params(), request_id="a")
+        with pytest.raises(InvalidRequest, match="request_id: 'a' is in use"):
+            engine.generate([2], params(), request_id="a")
+        await collect(stream)
+        assert await tokens_of(engine.generate([2], params(), request_id="a")) == expected([2], 4)
+
+
+async def test_abort_by_id_ends_the_stream_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(monkeypatch) as (engine, _):
+        stream = engine.generate([1], params(max_tokens=50), request_id="a")
+        assert engine.abort("a") and not engine.abort("b")
+        assert (await collect(stream))[-1].finish_reason == "abort"
+        assert not engine.abort("a")
+        assert await engine.audit() == []
+
+
+async def test_unseeded_requests_draw_different_seeds_and_the_same_after_a_restart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """S11"""
+    drawn = []
+    for _ in range(2):
+        async with serving(monkeypatch) as (engine, device):
+            for _ in range(3):
+                await collect(engine.generate([1], params()))
+            await collect(engine.generate([1], params(seed=0)))
+            drawn.append([state.seed for plan in device.plans for state in plan.row_states])
+    assert drawn[0] == drawn[1]
+    assert len(set(drawn[0][:3])) == 3 and drawn[0][3] == 0
+
+
+async def test_a_full_queue_is_over_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(monkeypatch, max_queued_requests=1) as (engine, _):
+        stream = engine.generate([1], params())
+        with pytest.raises(OverCapacity):
+            engine.generate([2], params())
+        assert await tokens_of(stream) == expected([1], 4)
+
+
+async def test_draining_finishes_what_is_live_and_refuses_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(monkeypatch) as (engine, _):
+        stream = engine.generate([1], params(max_tokens=20))
+        assert engine.state == "serving"
+        await engine.drain(60)
+        assert engine.state == "draining"
+        with pytest.raises(EngineStopped, match="draining"):
+            engine.generate([1], params())
+        assert await tokens_of(stream) == expected([1], 20)
+
+
+async def test_the_grace_time_ends_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even while the device hangs."""
+    async with serving(monkeypatch) as (engine, device):
+        device.gated = True
+        stream = engine.generate([1], params())
+        await engine.drain(0)
+        with pytest.raises(EngineStopped, match="grace time"):
+            await collect(stream)
+
+
+async def test_the_info_says_what_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(monkeypatch, kv_cache_memory_bytes=7 * BLOCK_BYTES) as (engine, _):
+        info = engine.info
+        assert (info.served_model_name, info.architecture) == ("llama", "LlamaForCausalLM")
+        assert (info.num_blocks, info.block_size, info.max_model_len, info.vocab_size) == (7, 16, 64, 512)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"device": "cuda"}, "device: cuda"),
+        ({"max_model_len": 1024}, "max_model_len: 1024 is above the model's limit of 512"),
+        ({"kv_cache_memory_bytes": 3 * BLOCK_BYTES}, "needs 4 blocks .* hold 3"),
+        (
+            {"enable_chunked_prefill": False, "max_num_batched_tokens": 32},
+            "max_num_batched_tokens: 32 is less than max_model_len 64",
+        ),
+    ],
+)
+async def test_settings_that_cannot_work_are_refused_at_start(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], message: str
+) -> None:
+    """K19, R19"""
+    with pytest.raises(ConfigError, match=message):
+        async with serving(monkeypatch, **settings):
+            raise AssertionError("it started")
