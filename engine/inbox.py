@@ -7,6 +7,7 @@ thread, because a dropped stream's finalizer may run in any. Read next: `engine/
 
 import asyncio
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -16,9 +17,10 @@ from engine.publish import LiveRequest
 
 
 class Submit(NamedTuple):
-    """A request that passed the door."""
+    """A request that passed the door, and when."""
 
     live: LiveRequest
+    arrival: float
 
 
 class Abort(NamedTuple):
@@ -52,8 +54,9 @@ class Inbox:
         num_waiting: requests waiting in the scheduler, published by the loop.
     """
 
-    def __init__(self, max_queued_requests: int) -> None:
+    def __init__(self, max_queued_requests: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self.num_waiting = 0
+        self._clock = clock
         self._max_queued_requests = max_queued_requests
         self._messages: deque[Submit | Abort | Control] = deque()
         self._num_submitted = 0
@@ -67,7 +70,7 @@ class Inbox:
         if queued >= self._max_queued_requests:
             raise OverCapacity(f"{queued} requests are waiting, the limit is {self._max_queued_requests}")
         self._num_submitted += 1
-        self._post(Submit(live))
+        self._post(Submit(live, self._clock()))
 
     def abort(self, request_id: str) -> None:
         """Ask for a request to be dropped. Callable from any thread."""

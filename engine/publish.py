@@ -16,6 +16,7 @@ from engine.step import Settled
 from engine.stream import OutputChannel
 from engine.text.pipeline import TextPipeline
 from engine.text.tokenizer import TextTokenizer
+from engine.trace import RequestTimes
 
 
 @dataclass(slots=True)
@@ -33,11 +34,13 @@ class LiveRequest:
 
     Attributes:
         sequences: its choices; the first one computes the prompt and the others fork from it.
+        times: when things happened to it; written by the loop and its observer.
     """
 
     def __init__(self, sequences: Seq[Sequence], channel: OutputChannel, tokenizer: TextTokenizer | None) -> None:
         self.sequences = tuple(sequences)
         self.channel = channel
+        self.times = RequestTimes(len(self.sequences))
         self._tokenizer = tokenizer
         params = sequences[0].params
         self._params = params

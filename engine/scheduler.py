@@ -410,6 +410,17 @@ class Scheduler:
 
     # -- inspection -------------------------------------------------------------------------
 
+    @property
+    def kv_fill(self) -> float:
+        """Share of the slots in used blocks that hold tokens, those being computed included; 1 when none is used."""
+        num_used = self.kv.num_blocks - self.kv.num_available
+        if not num_used:
+            return 1.0
+        block_size = self.kv.block_size
+        # Empty slots are behind a sequence's last token, in pages of its own (forks share one until they write).
+        empty = sum([len(s.tables[0].blocks) * block_size - s.num_scheduled for s in self.running])
+        return max(0.0, 1.0 - empty / (num_used * block_size))
+
     def leases(self) -> Iterator[Lease]:
         """Every lease on blocks that exists."""
         for sequence in self.running:

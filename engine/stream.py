@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from engine.errors import EngineError
-from engine.request import Delta
+from engine.request import Delta, FinishReason
 
 
 def merge(deltas: Sequence[Delta]) -> Delta:
@@ -35,9 +35,14 @@ def merge(deltas: Sequence[Delta]) -> Delta:
 
 
 class OutputChannel:
-    """One writer (the loop), one reader; ends with the last delta of every choice or with an error."""
+    """One writer (the loop), one reader; ends with the last delta of every choice or with an error.
+
+    Attributes:
+        finish_reason: of the choice that ended last; "error" after an error; None while none has ended.
+    """
 
     def __init__(self, num_choices: int = 1) -> None:
+        self.finish_reason: FinishReason | None = None
         self._num_open = num_choices
         self._deltas: list[Delta] = []
         self._error: EngineError | None = None
@@ -54,14 +59,17 @@ class OutputChannel:
         if self._ended:
             return
         self._deltas.append(delta)
-        self._num_open -= delta.finish_reason is not None
-        self._ended = self._num_open == 0
+        if delta.finish_reason is not None:
+            self.finish_reason = delta.finish_reason
+            self._num_open -= 1
+            self._ended = self._num_open == 0
         self._wake()
 
     def fail(self, error: EngineError) -> None:
         """End with an error, after what was pushed before."""
         if not self._ended:
             self._ended = True
+            self.finish_reason = "error"
             self._error = error
             self._wake()
 

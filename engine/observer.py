@@ -1,0 +1,168 @@
+"""Observer: what the loop tells about itself, turned into records and counts.
+
+The loop marks the end of each phase, and says which step was launched, what settled and who left.
+One clock reading serves every token of a step. Its own work is counted in the phase that follows.
+Read next: `engine/trace.py` (records), `engine/counters.py` (counts), `engine/loop.py` (who calls it).
+"""
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+
+from engine.counters import Counters
+from engine.publish import LiveRequest
+from engine.scheduler import Scheduler
+from engine.step import Step
+from engine.trace import PHASES, PUBLISH, SAMPLE, SETTLE, IterationRecord, Profile, RequestRecord, Trace
+
+Clock = Callable[[], float]
+
+
+class Observer:
+    """Belongs to the loop's task; `trace` and `counters` may be read by anybody."""
+
+    def __init__(
+        self, scheduler: Scheduler, counters: Counters | None = None, clock: Clock = time.perf_counter
+    ) -> None:
+        self.trace = Trace()
+        self.counters = counters or Counters()
+        self._scheduler = scheduler
+        self._clock = clock
+        self._start = self._last = clock()
+        self._idle = 0.0
+        self._num_preemptions = 0
+        self._gaps: dict[float, int] = {}
+        self._reset()
+
+    def _reset(self) -> None:
+        self._spent = [0.0] * len(PHASES)
+        self._step: Step | None = None
+        self._prefill_rows = self._decode_rows = self._sampled = self._settled = 0
+        self._device_seconds = 0.0
+
+    # -- the iteration ----------------------------------------------------------------------
+
+    def mark(self, phase: int) -> None:
+        """`phase` ends now; it began where the one before it ended."""
+        now = self._clock()
+        self._spent[phase] += now - self._last
+        self._last = now
+
+    async def idle(self, wake: Awaitable[None]) -> None:
+        """Sleep until `wake`. The iteration found nothing to do: it leaves no record, its time counts as idle."""
+        if self._scheduler.is_idle:
+            kv = self._scheduler.kv
+            self.counters.leaked_blocks = kv.num_blocks - kv.num_available
+        await wake
+        now = self._clock()
+        self._idle += now - self._start
+        self._start = self._last = now
+        self._reset()
+
+    def launched(self, step: Step, live: Mapping[str, LiveRequest]) -> None:
+        """A step is on its way to the device; ends the phase "sample"."""
+        self.mark(SAMPLE)
+        self._step = step
+        if step.plan.row_states:
+            self._note_first_scheduled(step, live)
+        for entry in step.entries:
+            if entry.num_tokens == 1 and entry.start >= entry.sequence.prompt_len:
+                self._decode_rows += 1
+            elif entry.num_tokens:
+                self._prefill_rows += 1
+
+    def _note_first_scheduled(self, step: Step, live: Mapping[str, LiveRequest]) -> None:
+        for entry in step.entries:
+            sequence = entry.sequence
+            times = live[sequence.request_id].times
+            if times.scheduled is None:
+                times.scheduled = self._last
+                if self._scheduler.kv.enable_prefix_caching and sequence.params.prompt_logprobs is None:
+                    self.counters.prefix_cache_queries += sequence.prompt_len
+                    self.counters.prefix_cache_hits += sequence.num_cached_tokens
+
+    def settled(self, step: Step, device_seconds: float) -> None:
+        """The oldest step has been taken in; ends the phase "settle"."""
+        self.mark(SETTLE)
+        self._settled = step.plan.step
+        self._device_seconds = device_seconds
+
+    def token(self, live: LiveRequest, choice: int) -> None:
+        """The settled step gave a choice its next token."""
+        times, now = live.times, self._last
+        last = times.last_tokens[choice]
+        if last is not None:
+            self._gaps[last] = self._gaps.get(last, 0) + 1
+        elif times.first_token is None:
+            times.first_token = now
+            self.counters.time_to_first_token.observe(now - times.arrival)
+            self.counters.prompt_tokens += live.sequences[0].prompt_len
+        times.last_tokens[choice] = now
+        times.num_tokens[choice] += 1
+        self._sampled += 1
+
+    def published(self) -> None:
+        """Every token of the settled step has been seen; ends the phase "publish"."""
+        for last, count in self._gaps.items():
+            self.counters.inter_token_latency.observe(self._last - last, count)
+        self._gaps.clear()
+        self.mark(PUBLISH)
+
+    def end_iteration(self) -> None:
+        """Leave the iteration's record."""
+        scheduler, step = self._scheduler, self._step
+        record = IterationRecord(
+            start=self._start,
+            idle=self._idle,
+            phases=tuple(self._spent),
+            launched=0 if step is None else step.plan.step,
+            settled=self._settled,
+            tokens=0 if step is None else len(step.plan.token_ids),
+            prefill_rows=self._prefill_rows,
+            decode_rows=self._decode_rows,
+            sampled=self._sampled,
+            running=len(scheduler.running),
+            waiting=scheduler.num_waiting,
+            kv_usage=scheduler.kv.usage,
+            kv_fill=scheduler.kv_fill,
+            preemptions=scheduler.num_preemptions - self._num_preemptions,
+            device_seconds=self._device_seconds,
+        )
+        self.trace.add_iteration(record)
+        self.counters.add_iteration(record)
+        self._num_preemptions = scheduler.num_preemptions
+        self._idle = 0.0
+        self._start = self._last
+        self._reset()
+
+    # -- requests ---------------------------------------------------------------------------
+
+    def finished(self, live: LiveRequest) -> None:
+        """A request leaves, whatever the reason; its channel has ended."""
+        first, times = live.sequences[0], live.times
+        record = RequestRecord(
+            request_id=live.request_id,
+            arrival=times.arrival,
+            scheduled=times.scheduled,
+            first_token=times.first_token,
+            last_token=max((t for t in times.last_tokens if t is not None), default=None),
+            ended=self._clock(),
+            prompt_tokens=first.prompt_len,
+            cached_tokens=first.num_cached_tokens,
+            output_tokens=sum(times.num_tokens),
+            longest_choice=max(times.num_tokens),
+            finish_reason=live.channel.finish_reason or "error",
+        )
+        if record.first_token is None and record.finish_reason == "length":
+            self.counters.prompt_tokens += first.prompt_len  # a request for its prompt only
+        self.trace.add_request(record)
+        self.counters.add_request(record)
+
+    # -- profile ----------------------------------------------------------------------------
+
+    def start_profile(self) -> None:
+        """Keep records for `stop_profile` from now on."""
+        self.trace.start_profile(self._clock())
+
+    def stop_profile(self) -> Profile:
+        """What was kept since."""
+        return self.trace.stop_profile(self._clock())
