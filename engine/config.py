@@ -39,6 +39,9 @@ class EngineConfig:
     kv_cache_memory_bytes: int | None = _setting(None, "Memory for KV blocks; a share of what is free if unset.", min=1)
     enable_prefix_caching: bool = _setting(True, "Reuse KV blocks of equal prefixes.")
     enable_chunked_prefill: bool = _setting(True, "Split long prompts over steps.")
+    long_prefill_token_threshold: int = _setting(
+        0, "Most tokens of one prompt in a step, so that a long one leaves room for others; 0 is no limit.", min=0
+    )
     max_logprobs: int = _setting(20, "Most alternatives a request may ask for per token.", min=0)
     seed: int = _setting(0, "Seed from which unseeded requests draw theirs.", min=0, max=(1 << 63) - 1)
     cpu_threads: int | None = _setting(
@@ -52,6 +55,10 @@ class EngineConfig:
             raise ConfigError(
                 f"max_num_batched_tokens: {self.max_num_batched_tokens} is less than max_num_seqs "
                 f"{self.max_num_seqs}, so that not every row could decode in a step"
+            )
+        if self.long_prefill_token_threshold and not self.enable_chunked_prefill:
+            raise ConfigError(
+                f"long_prefill_token_threshold: {self.long_prefill_token_threshold} needs enable_chunked_prefill"
             )
 
 

@@ -16,9 +16,12 @@ from types import TracebackType
 from typing import Any, Literal, Self
 from weakref import WeakValueDictionary
 
+from prometheus_client import CollectorRegistry
+
 from engine import __version__
 from engine.beam import BeamRequest
 from engine.config import EngineConfig
+from engine.counters import Counters
 from engine.devices import memory_facts, open_device, select_device
 from engine.devices.protocol import Device
 from engine.errors import ConfigError, EngineStopped, InvalidRequest
@@ -27,6 +30,8 @@ from engine.kv.groups import kv_groups
 from engine.kv.manager import KVManager
 from engine.loop import EngineLoop
 from engine.memory import MemoryLedger, plan_memory
+from engine.metrics import EngineCollector
+from engine.observer import Observer
 from engine.publish import LiveRequest
 from engine.request import MAX_SEED, SamplingParams
 from engine.scheduler import Scheduler
@@ -34,6 +39,7 @@ from engine.sequence import Sequence as ScheduledSequence
 from engine.stream import OutputChannel, OutputStream
 from engine.text.chat import ChatTemplate
 from engine.text.tokenizer import TextTokenizer
+from engine.trace import Profile, Trace
 from loader.checkpoint import Checkpoint, open_checkpoint
 
 logger = logging.getLogger(__name__)
@@ -61,12 +67,17 @@ class ModelInfo:
 
 
 class Engine:
-    """`async with Engine(config) as engine:` serves until the block ends."""
+    """`async with Engine(config) as engine:` serves until the block ends.
+
+    Attributes:
+        metrics: registry of the engine's metrics; empty until it has started.
+    """
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self.info: ModelInfo
         self.ledger: MemoryLedger
+        self.metrics = CollectorRegistry()
         self._checkpoint: Checkpoint
         self._tokenizer: TextTokenizer | None = None
         self._chat_template: ChatTemplate | None = None
@@ -88,9 +99,10 @@ class Engine:
             max_model_len=self.ledger.max_model_len,
         )
         self._inbox = Inbox(self.config.max_queued_requests)
-        self._loop = EngineLoop(self._make_scheduler(), self._device, self._inbox)
-        self._task = asyncio.create_task(self._loop.run(), name="engine-loop")
         self.info = self._make_info()
+        scheduler = self._make_scheduler()
+        self._loop = EngineLoop(scheduler, self._device, self._inbox, self._make_observer(scheduler))
+        self._task = asyncio.create_task(self._loop.run(), name="engine-loop")
         return self
 
     async def __aexit__(
@@ -133,7 +145,22 @@ class Engine:
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             enable_chunked_prefill=config.enable_chunked_prefill,
+            long_prefill_token_threshold=config.long_prefill_token_threshold,
         )
+
+    def _make_observer(self, scheduler: Scheduler) -> Observer:
+        counters = Counters(self.ledger.max_model_len)
+        cache_config = {
+            "block_size": self.config.block_size,
+            "cache_dtype": self.info.dtype,
+            "enable_prefix_caching": self.config.enable_prefix_caching,
+            "num_gpu_blocks": self.info.num_blocks,
+            "num_cpu_blocks": 0,
+        }
+        self.metrics.register(
+            EngineCollector(counters, scheduler, model_name=self.info.served_model_name, cache_config=cache_config)
+        )
+        return Observer(scheduler, counters)
 
     def _make_info(self) -> ModelInfo:
         decoder, device = self._checkpoint.decoder, self._device.info
@@ -294,6 +321,21 @@ class Engine:
         """What is wrong with the books of blocks and rows between two iterations; [] if nothing."""
         problems: list[str] = await self._inbox.control(self._serving_loop().scheduler.audit)
         return problems
+
+    # -- profile ----------------------------------------------------------------------------
+
+    @property
+    def trace(self) -> Trace:
+        """Records of the last iterations and requests."""
+        return self._serving_loop().observer.trace
+
+    def start_profile(self) -> None:
+        """Record every iteration and request from now on; a profile that is being taken starts again."""
+        self._serving_loop().observer.start_profile()
+
+    def stop_profile(self) -> Profile:
+        """The latest records since `start_profile`, at most `engine.trace.PROFILE_SIZE`; empty without one."""
+        return self._serving_loop().observer.stop_profile()
 
     # -- text -------------------------------------------------------------------------------
 

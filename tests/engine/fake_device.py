@@ -13,12 +13,14 @@ import numpy as np
 
 from engine.devices.protocol import DeviceInfo
 from engine.errors import EngineError
+from engine.kv.groups import KVGroup
 from engine.plan import PLACEHOLDER, SampleBatch, StepPlan, StepResult, TokenLogprobs
 
 POISON = -7
 VOCAB = 1000
 FAULT = VOCAB - 1
 """A sampled id that the device reports as "no usable logits"."""
+ONE_GROUP = (KVGroup(None, (0,)),)
 
 NextToken = Callable[[Sequence[int]], int]
 
@@ -74,11 +76,13 @@ class FakeDevice:
         max_num_seqs: int,
         next_token: NextToken = hashed,
         gated: bool = False,
+        groups: Sequence[KVGroup] = ONE_GROUP,
     ) -> None:
         self.info = DeviceInfo(kind="fake", name="hash of the context", dtype="int32")
         self.block_size = block_size
-        self.pages = np.full((num_blocks, block_size), POISON, np.int64)
-        self.tables = np.full((max_num_seqs, num_blocks + 1), POISON, np.int64)
+        self.groups = groups
+        self.pages = np.full((len(groups), num_blocks, block_size), POISON, np.int64)
+        self.tables = np.full((len(groups), max_num_seqs, num_blocks + 1), POISON, np.int64)
         self.last_ids = np.full(max_num_seqs, POISON, np.int64)
         self.choices = np.full(max_num_seqs, POISON, np.int64)
         self.gated = gated
@@ -126,9 +130,9 @@ class FakeDevice:
         for state in plan.row_states:
             self.choices[state.row] = state.choice
         for copy in plan.block_copies:
-            self.pages[copy.target] = self.pages[copy.source]
+            self.pages[copy.group, copy.target] = self.pages[copy.group, copy.source]
         for update in plan.block_updates:
-            self.tables[update.row, update.index : update.index + len(update.blocks)] = update.blocks
+            self.tables[update.group, update.row, update.index : update.index + len(update.blocks)] = update.blocks
         assert len(set(plan.rows.tolist())) == len(plan.rows), "a row is in a step once"
         offset = 0
         for row, start, count in zip(plan.rows.tolist(), plan.starts.tolist(), plan.num_tokens.tolist(), strict=True):
@@ -136,7 +140,8 @@ class FakeDevice:
                 token = int(plan.token_ids[offset + i])
                 token = int(self.last_ids[row]) if token == PLACEHOLDER else token
                 page, slot = divmod(start + i, self.block_size)
-                self.pages[self.tables[row, page], slot] = token
+                for pages, tables in zip(self.pages, self.tables, strict=True):
+                    pages[tables[row, page], slot] = token
             offset += count
         ids, rankings = [], []
         for e, row in zip(batch.entries.tolist(), batch.rows.tolist(), strict=True):
@@ -155,9 +160,17 @@ class FakeDevice:
         )
 
     def _context(self, row: int, length: int) -> list[int]:
-        context = [int(self.pages[self.tables[row, p // self.block_size], p % self.block_size]) for p in range(length)]
+        """What the first group holds; the others must hold the same within their windows."""
+        context = self._read(0, row, 0, length)
         assert POISON not in context, "a page was read before it was written"
+        for g, group in enumerate(self.groups):
+            first = max(0, length - (group.window or length))
+            assert self._read(g, row, first, length) == context[first:], f"group {g} holds other tokens"
         return context
+
+    def _read(self, g: int, row: int, start: int, stop: int) -> list[int]:
+        pages, table = self.pages[g], self.tables[g, row]
+        return [int(pages[table[p // self.block_size], p % self.block_size]) for p in range(start, stop)]
 
 
 def _sampled_logprobs(ids: Sequence[int], rankings: Sequence[list[tuple[int, float]]]) -> TokenLogprobs:

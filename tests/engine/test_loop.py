@@ -19,7 +19,7 @@ from engine.request import Delta, SamplingParams
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.stream import OutputChannel, OutputStream
-from tests.engine.fake_device import FAULT, FakeDevice, NextToken, expected, hashed, ranked
+from tests.engine.fake_device import FAULT, ONE_GROUP, FakeDevice, NextToken, expected, hashed, ranked
 
 BLOCK = 4
 
@@ -27,13 +27,34 @@ BLOCK = 4
 class Server:
     """A running loop and the few lines of Engine that a test needs."""
 
-    def __init__(self, num_blocks: int, max_num_seqs: int, budget: int, queue: int, next_token: NextToken) -> None:
-        kv = KVManager([KVGroup(None, (0,))], num_blocks, BLOCK, enable_prefix_caching=True)
+    def __init__(
+        self,
+        num_blocks: int,
+        max_num_seqs: int,
+        budget: int,
+        queue: int,
+        next_token: NextToken,
+        *,
+        groups: tuple[KVGroup, ...] = ONE_GROUP,
+        block_size: int = BLOCK,
+        caching: bool = True,
+        threshold: int = 0,
+    ) -> None:
+        kv = KVManager(groups, num_blocks, block_size, enable_prefix_caching=caching)
         self.scheduler = Scheduler(
-            kv, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, enable_chunked_prefill=True
+            kv,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=budget,
+            enable_chunked_prefill=True,
+            long_prefill_token_threshold=threshold,
         )
         self.device = FakeDevice(
-            num_blocks=num_blocks, block_size=BLOCK, max_num_seqs=max_num_seqs, next_token=next_token, gated=True
+            num_blocks=num_blocks,
+            block_size=block_size,
+            max_num_seqs=max_num_seqs,
+            next_token=next_token,
+            gated=True,
+            groups=groups,
         )
         self.inbox = Inbox(queue)
         self.loop = EngineLoop(self.scheduler, self.device, self.inbox)
@@ -41,13 +62,21 @@ class Server:
         self._num_requests = 0
 
     def generate(
-        self, prompt: list[int], max_tokens: int, *, eos: tuple[int, ...] = (), **params: Any
+        self,
+        prompt: list[int],
+        max_tokens: int,
+        *,
+        eos: tuple[int, ...] = (),
+        tenant: str = "",
+        priority: int = 0,
+        **params: Any,
     ) -> OutputStream:
         self._num_requests += 1
         name = f"r{self._num_requests}"
         sampling = SamplingParams(max_tokens=max_tokens, **params)
+        place: dict[str, Any] = {"eos_token_ids": eos, "tenant": tenant, "priority": priority}
         choices = [
-            Sequence(name, prompt, sampling, max_output=max_tokens, seed=0, index=i, eos_token_ids=eos)
+            Sequence(name, prompt, sampling, max_output=max_tokens, seed=0, index=i, **place)
             for i in range(sampling.num_choices)
         ]
         choices[0].forks = tuple(choices[1:])
@@ -85,8 +114,9 @@ async def serving(
     queue: int = 100,
     next_token: NextToken = hashed,
     free_running: bool = True,
+    **settings: Any,
 ) -> AsyncIterator[Server]:
-    server = Server(num_blocks, max_num_seqs, budget, queue, next_token)
+    server = Server(num_blocks, max_num_seqs, budget, queue, next_token, **settings)
     if free_running:
         server.device.open(10**9)
     try:

@@ -14,7 +14,7 @@ from engine.request import SamplingParams
 from engine.scheduler import MAX_PASSED_OVER, Scheduler
 from engine.sequence import Sequence, Status
 from engine.step import Step
-from tests.engine.fake_device import FakeDevice, expected
+from tests.engine.fake_device import ONE_GROUP, FakeDevice, expected
 
 BLOCK = 4
 
@@ -32,8 +32,9 @@ class Rig:
         caching: bool = True,
         block_size: int = BLOCK,
         threshold: int = 0,
+        groups: tuple[KVGroup, ...] = ONE_GROUP,
     ) -> None:
-        kv = KVManager([KVGroup(None, (0,))], num_blocks, block_size, enable_prefix_caching=caching)
+        kv = KVManager(groups, num_blocks, block_size, enable_prefix_caching=caching)
         self.scheduler = Scheduler(
             kv,
             max_num_seqs=max_num_seqs,
@@ -41,7 +42,7 @@ class Rig:
             enable_chunked_prefill=chunked,
             long_prefill_token_threshold=threshold,
         )
-        self.device = FakeDevice(num_blocks=num_blocks, block_size=block_size, max_num_seqs=max_num_seqs)
+        self.device = FakeDevice(num_blocks=num_blocks, block_size=block_size, max_num_seqs=max_num_seqs, groups=groups)
         self.budget = budget
         self.overlap = overlap
         self.in_flight: deque[Step] = deque()
