@@ -213,7 +213,7 @@ def test_cuda_is_refused_in_one_line() -> None:
     assert "\n" not in str(error.value)
 
 
-async def test_weights_are_packed_into_what_the_ledger_says() -> None:
+def test_weights_are_packed_into_what_the_ledger_says() -> None:
     checkpoint = open_checkpoint(MODEL)
     facts = memory_facts("cpu", EngineConfig(model=str(MODEL), dtype="float32"), checkpoint)
     with open_executor(checkpoint.decoder, plan_weights(MODEL, checkpoint.decoder)) as executor:
@@ -226,17 +226,16 @@ async def test_masks_and_history_reach_the_sampler() -> None:
     """A mask of three ids; the penalty counts tokens that the host has not seen yet."""
     mask = np.zeros((1, 16), np.uint32)
     mask[0, 2] = 0b111  # ids 64, 65, 66
-    state = replace(
-        STATE, frequency_penalty=2.0, token_ids=tuple(PROMPT), prompt_len=len(PROMPT), logit_bias=((65, 9.0),)
-    )
+    history: dict[str, Any] = {"token_ids": tuple(PROMPT), "prompt_len": len(PROMPT)}
+    state = replace(STATE, frequency_penalty=50.0, logit_bias=((65, 9.0),), **history)
     async with running() as device:
         device.forward(replace(prefill(), row_states=(state,)))
         tickets = [device.sample(SampleBatch(0, i32(0), i32(0), mask))]
-        for step in range(1, 8):
+        for step in range(1, 6):
             device.forward(decode(step, len(PROMPT) + step - 1))
             tickets.append(device.sample(SampleBatch(step, i32(0), i32(0), mask)))
             if step > 1:
                 await tickets[step - 2].result()
         ids = [int((await ticket.result()).token_ids[0]) for ticket in tickets]
     assert ids[0] == 65
-    assert set(ids) == {64, 65, 66}
+    assert sorted(map(ids.count, (64, 65, 66))) == [2, 2, 2]

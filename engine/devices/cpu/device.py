@@ -12,7 +12,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -61,6 +63,7 @@ class CpuDevice(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._gone: asyncio.Future[None] = self._loop.create_future()
+        self._exited: asyncio.Future[int] = self._loop.create_future()
         self._fault: EngineError | CheckpointError | None = None
         self._closing = False
         self._transport: asyncio.WriteTransport
@@ -78,6 +81,8 @@ class CpuDevice(asyncio.Protocol):
             device._process = _start_worker(theirs.fileno(), device._ring.fd)
         finally:
             theirs.close()
+        # Now: at interpreter exit, when an LLM nobody closed closes, some Pythons can start no thread.
+        threading.Thread(target=device._watch, name="cpu-worker-watch", daemon=True).start()
         try:
             await device._loop.create_connection(lambda: device, sock=ours)
             device._transport.write(encode(opening))
@@ -187,9 +192,18 @@ class CpuDevice(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._reaper = self._loop.create_task(self._reap())
 
+    def _watch(self) -> None:
+        code = self._process.wait()
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._exited.set_result, code)
+
     async def _reap(self) -> None:
         """Learn why the worker ended and tell everybody who waits for it."""
-        code = await asyncio.to_thread(_wait, self._process)
+        try:
+            code = await asyncio.wait_for(asyncio.shield(self._exited), _EXIT_SECONDS)
+        except TimeoutError:
+            self._process.kill()
+            code = await self._exited
         if self._fault is None:
             self._fault = DeviceFault("the cpu device is closed" if self._closing else _reason(code))
         for index in list(self._waiting):
@@ -200,24 +214,19 @@ class CpuDevice(asyncio.Protocol):
 
 
 def _start_worker(socket_fd: int, ring_fd: int) -> "subprocess.Popen[bytes]":
-    """A module of its own, not multiprocessing's spawn: a user's script needs no `__main__` guard."""
+    """A module of its own, not multiprocessing's spawn: a user's script needs no `__main__` guard.
+
+    -P keeps the working directory off the path, where a folder named engine/ would be found first.
+    """
     root = str(Path(__file__).parents[3])
     path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     return subprocess.Popen(
-        [sys.executable, "-m", "engine.devices.cpu.worker", str(socket_fd), str(ring_fd), str(os.getpid())],
+        [sys.executable, "-P", "-m", "engine.devices.cpu.worker", str(socket_fd), str(ring_fd), str(os.getpid())],
         pass_fds=(socket_fd, ring_fd),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": path},
     )
-
-
-def _wait(process: "subprocess.Popen[bytes]") -> int:
-    try:
-        return process.wait(_EXIT_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return process.wait()
 
 
 def _reason(code: int) -> str:
