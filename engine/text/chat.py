@@ -2,9 +2,10 @@
 
 Same environment as transformers' `apply_chat_template`: sandboxed and immutable jinja2,
 trim_blocks, lstrip_blocks, loop controls, `raise_exception`, `strftime_now`, `tojson` without
-HTML escapes, `{% generation %}` blocks (marks for training, rendered as their content). One
-difference, as in vLLM: a content given as a list of text parts is joined by newlines first,
-because most templates expect a string.
+HTML escapes, `{% generation %}` blocks (marks for training, rendered as their content). Two
+differences, as in vLLM: a content given as a list of text parts is joined by newlines first where
+the template expects a string; no content beside tool calls is "", no tool calls are no `tool_calls`.
+Arguments of tool calls go to the template as they come: some want a mapping, some JSON text.
 Read next: `engine/text/tokenizer.py`, `encode_rendered`.
 """
 
@@ -22,6 +23,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from engine.errors import ConfigError, InvalidRequest
 
 Message = Mapping[str, Any]
+
+_PROBE = "a part of a message"
 
 
 class ChatTemplate:
@@ -49,32 +52,55 @@ class ChatTemplate:
         except jinja2.TemplateSyntaxError as e:
             raise ConfigError(f"chat template: line {e.lineno}: {e.message}") from e
         self._special_tokens = dict(special_tokens)
+        self._takes_parts = self._spells_parts()
 
     def render(
         self,
         messages: Sequence[Message],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         **extra: Any,
     ) -> str:
-        """The prompt text. `extra` are further variables of the template.
+        """The prompt text.
+
+        Args:
+            tools: what the model may call, as JSON schemas of functions.
+            documents: what the answer may cite, e.g. `{"title", "text"}`.
+            continue_final_message: end in the middle of the last message, for the model to go on with it.
+            extra: further variables of the template, e.g. `enable_thinking`.
 
         Raises InvalidRequest("messages") for malformed messages and for whatever the template
         refuses.
         """
+        if continue_final_message and add_generation_prompt:
+            raise InvalidRequest("continue_final_message", "cannot be combined with add_generation_prompt")
+        checked = _checked_messages(messages, self._takes_parts)
         variables = {
-            "documents": None,
-            **self._special_tokens,
             **extra,
-            "messages": _checked_messages(messages),
             "tools": tools,
+            "documents": documents,
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            return self._template.render(variables)
+            text = self._render(checked, variables)
         except Exception as e:  # a template is code: on messages it did not expect it may raise anything
             raise InvalidRequest("messages", f"the chat template refused them: {e}") from e
+        return _cut_after(text, messages[-1].get("content")) if continue_final_message else text
+
+    def _render(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
+        return self._template.render({**self._special_tokens, **variables, "messages": messages})
+
+    def _spells_parts(self) -> bool:
+        """Whether the template itself writes out the parts of a content; one that expects a string prints the list."""
+        message = {"role": "user", "content": [{"type": "text", "text": _PROBE}]}
+        try:
+            text = self._render([message], {"tools": None, "documents": None, "add_generation_prompt": False})
+        except Exception:
+            return False
+        return _PROBE in text and repr(_PROBE) not in text and json.dumps(_PROBE) not in text
 
 
 class _Generation(jinja2.ext.Extension):
@@ -102,8 +128,21 @@ def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-def _checked_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Messages with list contents joined. Raises InvalidRequest that lists everything wrong."""
+def _cut_after(text: str, content: object) -> str:
+    """`text` up to the end of the last message's content, whose spaces at its ends a template may have stripped."""
+    if isinstance(content, Sequence) and not isinstance(content, str):
+        content = content[-1]["text"] if content else None
+    if not isinstance(content, str) or not content.strip():
+        raise InvalidRequest("continue_final_message", "the last message has no text to continue")
+    start = text.rfind(content.strip())
+    if start < 0:
+        raise InvalidRequest("continue_final_message", "the chat template does not show the last message as it is")
+    whole = content.lstrip()
+    return text[: start + len(whole if text.startswith(whole, start) else whole.rstrip())]
+
+
+def _checked_messages(messages: Sequence[Message], takes_parts: bool) -> list[dict[str, Any]]:
+    """Messages as the template takes them. Raises InvalidRequest that lists everything wrong."""
     if isinstance(messages, str) or not isinstance(messages, Sequence) or not messages:
         raise InvalidRequest("messages", "expected a non-empty list")
     checked: list[dict[str, Any]] = []
@@ -114,12 +153,13 @@ def _checked_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
             continue
         if not isinstance(message.get("role"), str):
             problems.append(f"[{i}].role: expected a string, found {message.get('role')!r}")
-        checked.append(dict(message))
+        checked.append({key: value for key, value in message.items() if key != "tool_calls" or value})
         content = message.get("content")
-        if content is None and "tool_calls" in message:
-            continue
+        if content is None and message.get("tool_calls"):
+            content = ""
         try:
-            checked[-1]["content"] = _text_of(content)
+            parts = _parts_of(content)
+            checked[-1]["content"] = parts if takes_parts and not isinstance(content, str) else _joined(parts)
         except ValueError as e:
             problems.append(f"[{i}].content{e}")
     if problems:
@@ -127,14 +167,16 @@ def _checked_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return checked
 
 
-def _text_of(content: object) -> str:
+def _parts_of(content: object) -> list[dict[str, str]]:
     if isinstance(content, str):
-        return content
+        return [{"type": "text", "text": content}]
     if not isinstance(content, Sequence):
         raise ValueError(f": expected a string or a list of text parts, found {type(content).__name__}")
-    texts = []
     for i, part in enumerate(content):
         if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
             raise ValueError(f'[{i}]: expected {{"type": "text", "text": string}}')
-        texts.append(part["text"])
-    return "\n".join(texts)
+    return [{"type": "text", "text": part["text"]} for part in content]
+
+
+def _joined(parts: Sequence[Mapping[str, str]]) -> str:
+    return "\n".join(part["text"] for part in parts)

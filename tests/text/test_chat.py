@@ -1,4 +1,4 @@
-"""Real templates against the prompt formats their models document, written out by hand."""
+"""The template environment and what it refuses; real templates are in test_templates.py."""
 
 from datetime import datetime
 
@@ -7,156 +7,14 @@ import pytest
 from engine.errors import ConfigError, InvalidRequest
 from engine.text.chat import ChatTemplate
 
-SMOLLM2 = (
-    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
-    "{{ '<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}"
-    "{% endif %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-LLAMA_3 = (
-    "{% set loop_messages = messages %}{% for message in loop_messages %}{% set content = '<|start_header_id|>' + "
-    "message['role'] + '<|end_header_id|>\n\n'+ message['content'] | trim + '<|eot_id|>' %}{% if loop.index0 == 0 %}"
-    "{% set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}{% if add_generation_prompt %}"
-    "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
-)
-MISTRAL = (
-    "{{ bos_token }}{% for message in messages %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
-    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}"
-    "{% if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + ' [/INST]' }}"
-    "{% elif message['role'] == 'assistant' %}{{ message['content'] + eos_token}}"
-    "{% else %}{{ raise_exception('Only user and assistant roles are supported!') }}{% endif %}{% endfor %}"
-)
-GEMMA = (
-    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}"
-    "{% endif %}{% for message in messages %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
-    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}"
-    "{% if (message['role'] == 'assistant') %}{% set role = 'model' %}{% else %}{% set role = message['role'] %}"
-    "{% endif %}{{ '<start_of_turn>' + role + '\n' + message['content'] | trim + '<end_of_turn>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{'<start_of_turn>model\n'}}{% endif %}"
-)
-QWEN_2_5 = r"""{%- if tools %}
-    {{- '<|im_start|>system\n' }}
-    {%- if messages[0]['role'] == 'system' %}
-        {{- messages[0]['content'] }}
-    {%- else %}
-        {{- 'You are Qwen, created by Alibaba Cloud. You are a helpful assistant.' }}
-    {%- endif %}
-    {{- "\n\n# Tools\n\n<tools>" }}
-    {%- for tool in tools %}
-        {{- "\n" }}
-        {{- tool | tojson }}
-    {%- endfor %}
-    {{- "\n</tools><|im_end|>\n" }}
-{%- else %}
-    {%- if messages[0]['role'] == 'system' %}
-        {{- '<|im_start|>system\n' + messages[0]['content'] + '<|im_end|>\n' }}
-    {%- else %}
-        {{- '<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n' }}
-    {%- endif %}
-{%- endif %}
-{%- for message in messages %}
-    {%- if (message.role == "user") or (message.role == "system" and not loop.first) or (message.role == "assistant" and not message.tool_calls) %}
-        {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}
-    {%- elif message.role == "assistant" %}
-        {{- '<|im_start|>' + message.role }}
-        {%- if message.content %}
-            {{- '\n' + message.content }}
-        {%- endif %}
-        {%- for tool_call in message.tool_calls %}
-            {%- if tool_call.function is defined %}
-                {%- set tool_call = tool_call.function %}
-            {%- endif %}
-            {{- '\n<tool_call>\n{"name": "' }}
-            {{- tool_call.name }}
-            {{- '", "arguments": ' }}
-            {{- tool_call.arguments | tojson }}
-            {{- '}\n</tool_call>' }}
-        {%- endfor %}
-        {{- '<|im_end|>\n' }}
-    {%- elif message.role == "tool" %}
-        {%- if (loop.index0 == 0) or (messages[loop.index0 - 1].role != "tool") %}
-            {{- '<|im_start|>user' }}
-        {%- endif %}
-        {{- '\n<tool_response>\n' }}
-        {{- message.content }}
-        {{- '\n</tool_response>' }}
-        {%- if loop.last or (messages[loop.index0 + 1].role != "tool") %}
-            {{- '<|im_end|>\n' }}
-        {%- endif %}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\n' }}
-{%- endif %}
-"""  # noqa: E501 (the shipped template's own line)
+PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 
-SPECIAL = {
-    "llama": {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"},
-    "mistral": {"bos_token": "<s>", "eos_token": "</s>"},
-    "gemma": {"bos_token": "<bos>", "eos_token": "<eos>"},
-}
 USER = [{"role": "user", "content": "Hi there"}]
-SYSTEM = [{"role": "system", "content": "Be brief."}, *USER]
 TURNS = [*USER, {"role": "assistant", "content": "Hello!"}, {"role": "user", "content": "Proč 你好?"}]
 
 
-def render(template: str, messages: object = USER, special: str = "", **kwargs: object) -> str:
-    return ChatTemplate(template, SPECIAL.get(special, {})).render(messages, **kwargs)  # type: ignore[arg-type]
-
-
-def test_smollm2() -> None:
-    assert render(SMOLLM2) == (
-        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
-        "<|im_start|>user\nHi there<|im_end|>\n<|im_start|>assistant\n"
-    )
-    assert render(SMOLLM2, SYSTEM, add_generation_prompt=False) == (
-        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi there<|im_end|>\n"
-    )
-
-
-def test_llama_3() -> None:
-    assert render(LLAMA_3, [SYSTEM[0], {"role": "user", "content": "  Hi there \n"}], "llama") == (
-        "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|>"
-        "<|start_header_id|>user<|end_header_id|>\n\nHi there<|eot_id|>"
-        "<|start_header_id|>assistant<|end_header_id|>\n\n"
-    )
-
-
-def test_mistral() -> None:
-    assert render(MISTRAL, TURNS, "mistral") == "<s>[INST] Hi there [/INST]Hello!</s>[INST] Proč 你好? [/INST]"
-
-
-def test_gemma() -> None:
-    assert render(GEMMA, TURNS, "gemma") == (
-        "<bos><start_of_turn>user\nHi there<end_of_turn>\n<start_of_turn>model\nHello!<end_of_turn>\n"
-        "<start_of_turn>user\nProč 你好?<end_of_turn>\n<start_of_turn>model\n"
-    )
-
-
-def test_qwen_2_5() -> None:
-    assert render(QWEN_2_5) == (
-        "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
-        "<|im_start|>user\nHi there<|im_end|>\n<|im_start|>assistant\n"
-    )
-
-
-def test_qwen_2_5_with_tools() -> None:
-    tool = {"type": "function", "function": {"name": "počasí", "description": "<b> & 'weather'"}}
-    call = {"type": "function", "function": {"name": "počasí", "arguments": {"city": "České Budějovice"}}}
-    messages = [
-        *USER,
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "content": "sunny"},
-        {"role": "tool", "content": "21 °C"},
-    ]
-    assert render(QWEN_2_5, messages, tools=[tool]) == (
-        "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.\n\n# Tools\n\n"
-        '<tools>\n{"type": "function", "function": {"name": "počasí", "description": "<b> & \'weather\'"}}\n'
-        "</tools><|im_end|>\n<|im_start|>user\nHi there<|im_end|>\n<|im_start|>assistant\n<tool_call>\n"
-        '{"name": "počasí", "arguments": {"city": "České Budějovice"}}\n</tool_call><|im_end|>\n'
-        "<|im_start|>user\n<tool_response>\nsunny\n</tool_response>\n<tool_response>\n21 °C\n</tool_response>"
-        "<|im_end|>\n<|im_start|>assistant\n"
-    )
+def render(template: str, messages: object = USER, **kwargs: object) -> str:
+    return ChatTemplate(template, {}).render(messages, **kwargs)  # type: ignore[arg-type]
 
 
 def test_blocks_take_their_indentation_and_newline_with_them() -> None:
@@ -200,9 +58,40 @@ def test_extra_variables_reach_the_template_but_do_not_replace_the_messages() ->
     assert template.render(USER, enable_thinking=False) == "False None Hi there"
 
 
-def test_text_parts_are_joined_by_newlines() -> None:
-    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
-    assert render("{{ messages[0].content }}", [{"role": "user", "content": parts}]) == "one\ntwo"
+PARTS = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["{{ messages[0].content }}", "{{ messages[0].content | tojson }}", "{{ '' + messages[0].content }}"],
+    ids=["printed", "as JSON", "added"],
+)
+def test_text_parts_are_joined_by_newlines_where_a_string_is_expected(template: str) -> None:
+    assert render(template, [{"role": "user", "content": PARTS}]).strip('"') in ("one\ntwo", "one\\ntwo")
+
+
+def test_a_template_that_writes_out_parts_gets_them() -> None:
+    template = "{% for p in messages[0].content %}[{{ p.text }}]{% endfor %}"
+    assert render(template, [{"role": "user", "content": PARTS}]) == "[one][two]"
+
+
+def test_documents() -> None:
+    template = "{% for d in documents %}{{ d.title }}: {{ d.text }};{% endfor %}{{ messages[0].content }}"
+    documents = [{"title": "a", "text": "x"}, {"title": "b", "text": "y"}]
+    assert render(template, documents=documents) == "a: x;b: y;Hi there"
+    assert render("{{ documents is none }}") == "True"
+
+
+@pytest.mark.parametrize("absent", [{}, {"tool_calls": None}, {"tool_calls": []}], ids=str)
+def test_no_tool_calls_are_no_key(absent: dict[str, object]) -> None:
+    message = {"role": "assistant", "content": "x", **absent}
+    assert render("{{ 'tool_calls' in messages[0] }}", [message]) == "False"
+
+
+@pytest.mark.parametrize("content", [{}, {"content": None}, {"content": ""}], ids=str)
+def test_no_content_beside_tool_calls_is_empty(content: dict[str, object]) -> None:
+    message = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {}}}], **content}
+    assert render("[{{ messages[0].content }}] {{ messages[0].tool_calls[0].function.name }}", [message]) == "[] f"
 
 
 @pytest.mark.parametrize(
@@ -213,6 +102,7 @@ def test_text_parts_are_joined_by_newlines() -> None:
         (None, "non-empty list"),
         ([5], r"\[0\]: expected a mapping, found int"),
         ([{"content": "x"}], r"\[0\]\.role: expected a string, found None"),
+        ([{"role": "assistant", "tool_calls": []}], r"\[0\]\.content: expected a string or a list"),
         ([{"role": "user"}], r"\[0\]\.content: expected a string or a list of text parts, found NoneType"),
         ([*USER, {"role": 1, "content": 2}], r"\[1\]\.role: .*; \[1\]\.content: .* found int"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], r"\[0\]\.content\[0\]: expected"),
@@ -221,15 +111,14 @@ def test_text_parts_are_joined_by_newlines() -> None:
 )
 def test_malformed_messages_are_refused_by_place(messages: object, expected: str) -> None:
     with pytest.raises(InvalidRequest, match=expected) as caught:
-        render(SMOLLM2, messages)
+        render(PLAIN, messages)
     assert caught.value.field == "messages"
 
 
 @pytest.mark.parametrize(
     ("template", "messages", "expected"),
     [
-        (MISTRAL, SYSTEM, "roles must alternate"),
-        (GEMMA, SYSTEM, "System role not supported"),
+        ("{{ raise_exception('no system, please') }}", USER, "no system, please"),
         ("{{ messages[5].content.x }}", USER, "has no element 5"),
         ("{{ 1 / 0 }}", USER, "division"),
         ("{{ messages.append(1) }}", USER, "unsafe"),
@@ -239,7 +128,7 @@ def test_malformed_messages_are_refused_by_place(messages: object, expected: str
 )
 def test_what_the_template_refuses(template: str, messages: object, expected: str) -> None:
     with pytest.raises(InvalidRequest, match=expected) as caught:
-        render(template, messages, "mistral")
+        render(template, messages)
     assert caught.value.field == "messages"
 
 
