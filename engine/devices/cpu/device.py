@@ -79,6 +79,10 @@ class CpuDevice(asyncio.Protocol):
         ours, theirs = socket.socketpair()
         try:
             device._process = _start_worker(theirs.fileno(), device._ring.fd)
+        except OSError as error:
+            ours.close()
+            device._ring.close()
+            raise DeviceFault(f"the cpu worker cannot be started: {error}") from error
         finally:
             theirs.close()
         # Now: at interpreter exit, when an LLM nobody closed closes, some Pythons can start no thread.

@@ -25,8 +25,8 @@ move there if something else has taken its own: beside one busy process a decode
 220 ms when waiting threads only yield, and 36 ms when they don't yield first; 14 ms undisturbed."""
 _SLEEP_MICROSECONDS = 20
 
-sched_yield = types.ExternalFunction("sched_yield", types.int32())
-usleep = types.ExternalFunction("usleep", types.int32(types.uint32))
+sched_yield: Any = types.ExternalFunction("sched_yield", types.int32())
+usleep: Any = types.ExternalFunction("usleep", types.int32(types.uint32))
 
 
 @intrinsic
