@@ -4,6 +4,7 @@ Formats: Llama and Llama 3.1 from Meta's prompt format pages, Mistral from mistr
 its function calling guide, gpt-oss from OpenAI's page on the harmony format, the others from their model cards.
 Where the templates come from: tests/text/templates/README.md.
 """
+# ruff: noqa: RUF001 (DeepSeek's marks are written with fullwidth bars)
 
 import json
 from datetime import datetime
@@ -82,7 +83,8 @@ CONVERSATIONS = {
         "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>",
     ),
     "deepseek-v3": (
-        "<｜begin▁of▁sentence｜>Be brief.<｜User｜>Hi there<｜Assistant｜>  Hello! <｜end▁of▁sentence｜><｜User｜>Proč 你好?",
+        "<｜begin▁of▁sentence｜>Be brief.<｜User｜>Hi there<｜Assistant｜>  Hello! <｜end▁of▁sentence｜>"
+        "<｜User｜>Proč 你好?",
         "<｜Assistant｜><think>\n",
     ),
     "glm-4.5": (
@@ -120,7 +122,7 @@ def test_a_model_without_system_messages() -> None:
     )
     assert gemma.render(TURNS, add_generation_prompt=False) == text
     assert gemma.render(TURNS) == text + "<start_of_turn>model\n"
-    with pytest.raises(InvalidRequest, match="messages: .*System role not supported"):
+    with pytest.raises(InvalidRequest, match=r"messages: .*System role not supported"):
         gemma.render([SYSTEM, *TURNS])
 
 
@@ -260,18 +262,20 @@ TOOL_PROMPTS = {
         '[TOOL_RESULTS] {"content": 21 °C, "call_id": "abcdefghi"}[/TOOL_RESULTS]'
     ),
     "deepseek-v3": (
-        "<｜begin▁of▁sentence｜><｜User｜>Weather in Brno?<｜Assistant｜><｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function"
-        '<｜tool▁sep｜>get_weather\n```json\n{"city": "Brno"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
-        "<｜end▁of▁sentence｜><｜tool▁outputs▁begin｜><｜tool▁output▁begin｜>21 °C<｜tool▁output▁end｜><｜tool▁outputs▁end｜>"
+        "<｜begin▁of▁sentence｜><｜User｜>Weather in Brno?<｜Assistant｜><｜tool▁calls▁begin｜>"
+        '<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n{"city": "Brno"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
+        "<｜end▁of▁sentence｜><｜tool▁outputs▁begin｜><｜tool▁output▁begin｜>21 °C<｜tool▁output▁end｜>"
+        "<｜tool▁outputs▁end｜>"
     ),
     "glm-4.5": (
         "[gMASK]<sop><|system|>\n# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
-        f"You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n{TOOL_JSON}\n</tools>\n\n"
-        "For each function call, output the function name and arguments within the following XML format:\n"
+        f"You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n{TOOL_JSON}\n</tools>"
+        "\n\nFor each function call, output the function name and arguments within the following XML format:\n"
         "<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>\n<arg_value>{arg-value-1}</arg_value>\n"
         "<arg_key>{arg-key-2}</arg_key>\n<arg_value>{arg-value-2}</arg_value>\n...\n</tool_call>"
         "<|user|>\nWeather in Brno?<|assistant|>\n<think></think>\n<tool_call>get_weather\n<arg_key>city</arg_key>\n"
-        "<arg_value>Brno</arg_value>\n</tool_call><|observation|>\n<tool_response>\n21 °C\n</tool_response><|assistant|>"
+        "<arg_value>Brno</arg_value>\n</tool_call><|observation|>\n<tool_response>\n21 °C\n</tool_response>"
+        "<|assistant|>"
     ),
     "gpt-oss": (
         HARMONY + "\nCalls to these tools must go to the commentary channel: 'functions'.<|end|>"
