@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, Unpack
 from weakref import WeakValueDictionary
 
 from prometheus_client import CollectorRegistry
@@ -37,7 +37,7 @@ from engine.request import MAX_SEED, SamplingParams
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence as ScheduledSequence
 from engine.stream import OutputChannel, OutputStream
-from engine.text.chat import ChatTemplate
+from engine.text.chat import ChatOptions, ChatTemplate, render_chat
 from engine.text.tokenizer import TextTokenizer
 from engine.trace import Profile, Trace
 from loader.checkpoint import Checkpoint, open_checkpoint
@@ -353,21 +353,25 @@ class Engine:
             return tokenizer.decode(token_ids)
         return await asyncio.to_thread(tokenizer.decode, token_ids)
 
-    async def render_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-    ) -> list[int]:
-        """Token ids of a conversation, through the model's chat template. Raises InvalidRequest."""
+    async def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> list[int]:
+        """Token ids of a conversation, through the chat template. Raises InvalidRequest."""
+        return await self.encode_chat(self.chat_text(messages, **options))
+
+    def chat_text(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> str:
+        """A conversation as the chat template renders it. Raises InvalidRequest."""
+        return render_chat(self._chat_template, self._checkpoint.special_tokens, messages, **options)
+
+    async def encode_chat(self, text: str) -> list[int]:
+        """Token ids of a rendered conversation. Raises InvalidRequest when the model has no tokenizer."""
         tokenizer = self._need_tokenizer("messages")
-        if self._chat_template is None:
-            raise InvalidRequest("messages", "the model has no chat template")
-        text = self._chat_template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt)
         if len(text) <= LONG_TEXT:
             return tokenizer.encode_rendered(text)
         return await asyncio.to_thread(tokenizer.encode_rendered, text)
+
+    @property
+    def tokenizer(self) -> TextTokenizer | None:
+        """The model's tokenizer, None when it has none; safe to use from any thread."""
+        return self._tokenizer
 
     def _need_tokenizer(self, field: str) -> TextTokenizer:
         if self._tokenizer is None:

@@ -12,7 +12,7 @@ Read next: `engine/text/tokenizer.py`, `encode_rendered`.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import jinja2
 import jinja2.ext
@@ -23,6 +23,23 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from engine.errors import ConfigError, InvalidRequest
 
 Message = Mapping[str, Any]
+
+
+class ChatOptions(TypedDict, total=False):
+    """How a conversation becomes a prompt; names are vLLM's. `ChatTemplate.render` says what they do.
+
+    Attributes:
+        chat_template: used in place of the model's own.
+        chat_template_kwargs: further variables of the template.
+    """
+
+    add_generation_prompt: bool
+    continue_final_message: bool
+    tools: Sequence[Mapping[str, Any]] | None
+    documents: Sequence[Mapping[str, Any]] | None
+    chat_template: str | None
+    chat_template_kwargs: Mapping[str, Any] | None
+
 
 _PROBE = "a part of a message"
 
@@ -101,6 +118,28 @@ class ChatTemplate:
         except Exception:
             return False
         return _PROBE in text and repr(_PROBE) not in text and json.dumps(_PROBE) not in text
+
+
+def render_chat(
+    template: ChatTemplate | None,
+    special_tokens: Mapping[str, str],
+    messages: Sequence[Message],
+    **options: Unpack[ChatOptions],
+) -> str:
+    """The prompt text under the model's template, or the one in `options`. Raises InvalidRequest."""
+    variables: dict[str, Any] = dict(options)
+    source = variables.pop("chat_template", None)
+    extra = variables.pop("chat_template_kwargs", None) or {}
+    if taken := sorted(extra.keys() & {"messages", *ChatOptions.__annotations__}):
+        raise InvalidRequest("chat_template_kwargs", f"{', '.join(taken)} cannot be set here")
+    if source is not None:
+        try:
+            template = ChatTemplate(source, special_tokens)
+        except ConfigError as error:
+            raise InvalidRequest("chat_template", str(error)) from error
+    if template is None:
+        raise InvalidRequest("messages", "the model has no chat template")
+    return template.render(messages, **variables, **extra)
 
 
 class _Generation(jinja2.ext.Extension):

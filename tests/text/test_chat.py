@@ -5,7 +5,7 @@ from datetime import datetime
 import pytest
 
 from engine.errors import ConfigError, InvalidRequest
-from engine.text.chat import ChatTemplate
+from engine.text.chat import ChatTemplate, render_chat
 
 PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 
@@ -139,3 +139,21 @@ def test_what_the_template_refuses(template: str, messages: object, expected: st
 def test_broken_template_is_a_configuration_error() -> None:
     with pytest.raises(ConfigError, match="line 2"):
         ChatTemplate("ok\n{% if %}", {})
+
+
+def test_a_template_of_the_request_in_place_of_the_models() -> None:
+    own = ChatTemplate("own", {})
+    assert render_chat(own, {}, USER) == "own"
+    special = {"bos_token": "<s>"}
+    assert render_chat(own, special, USER, chat_template="{{ bos_token }}{{ x }}", chat_template_kwargs={"x": 1}) == (
+        "<s>1"
+    )
+    with pytest.raises(InvalidRequest, match=r"chat_template: .*line 1"):
+        render_chat(own, {}, USER, chat_template="{% if %}")
+    with pytest.raises(InvalidRequest, match="messages: the model has no chat template"):
+        render_chat(None, {}, USER)
+
+
+def test_variables_that_have_a_parameter_of_their_own_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="chat_template_kwargs: messages, tools cannot be set here"):
+        render_chat(ChatTemplate("", {}), {}, USER, chat_template_kwargs={"tools": [], "messages": [], "x": 1})

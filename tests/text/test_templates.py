@@ -263,7 +263,8 @@ TOOL_PROMPTS = {
     ),
     "deepseek-v3": (
         "<｜begin▁of▁sentence｜><｜User｜>Weather in Brno?<｜Assistant｜><｜tool▁calls▁begin｜>"
-        '<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n{"city": "Brno"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
+        '<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n{"city": "Brno"}\n```<｜tool▁call▁end｜>'
+        "<｜tool▁calls▁end｜>"
         "<｜end▁of▁sentence｜><｜tool▁outputs▁begin｜><｜tool▁output▁begin｜>21 °C<｜tool▁output▁end｜>"
         "<｜tool▁outputs▁end｜>"
     ),
