@@ -12,6 +12,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import Field, fields
 from importlib import metadata
 from pathlib import Path
@@ -141,12 +142,19 @@ def serve(folder: str | None, model: str | None, log_level: str, **flags: Any) -
 
 async def _serve(config: EngineConfig, options: ServerOptions) -> None:
     from engine.engine import Engine
+    from engine.metrics import MetricsServer
     from rpc.server import Server
 
-    server = Server(Engine(config), options)
-    port = await server.start()
-    click.echo(f"listening on {options.host}:{port}")
-    await server.run()
+    engine = Engine(config)
+    with ExitStack() as stack:
+        if options.metrics_port is not None:
+            metrics = stack.enter_context(MetricsServer(engine.metrics, options.host, options.metrics_port))
+        server = Server(engine, options)
+        port = await server.start()
+        click.echo(f"listening on {options.host}:{port}")
+        if options.metrics_port is not None:
+            click.echo(f"metrics on http://{options.host}:{metrics.port}/metrics")
+        await server.run()
 
 
 @cli.command()

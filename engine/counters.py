@@ -18,9 +18,7 @@ LATENCY_BOUNDS = (
 )
 """Upper bounds in seconds. vLLM's begin at 1 ms and 10 ms, above what a small model takes."""
 
-STEP_BOUNDS = (
-    *(5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0),
-)
+STEP_BOUNDS = (5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """Upper bounds in seconds for a phase of an iteration."""
 
 ITERATION_TOKEN_BOUNDS = tuple(float(2**i) for i in range(15))

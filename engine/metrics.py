@@ -1,0 +1,200 @@
+"""Metrics: the counters and the scheduler's state under the names that dashboards query, and their HTTP server.
+
+Names, types and labels follow vLLM's; `docs/metrics.md` explains each. A scrape reads; it changes nothing and
+the loop does not wait for it. Invariants: no label comes from a request, so the number of series is
+constant; gauges are read when asked, so they are never stale; every engine has a registry of its own.
+Read next: `engine/counters.py`.
+"""
+
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from importlib import import_module
+from itertools import accumulate
+from types import TracebackType
+from typing import Any, Self
+from wsgiref.simple_server import WSGIRequestHandler, make_server
+
+from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import ThreadingWSGIServer
+
+from engine.counters import Counters, Histogram
+from engine.scheduler import Scheduler
+from engine.trace import PHASES
+
+LABELS = ("model_name", "engine")
+
+
+class EngineCollector:
+    """Implements prometheus_client's custom collector protocol for one engine."""
+
+    def __init__(
+        self, counters: Counters, scheduler: Scheduler, *, model_name: str, cache_config: Mapping[str, object]
+    ) -> None:
+        self._counters = counters
+        self._scheduler = scheduler
+        self._labels = (model_name, "0")
+        self._cache_config = {name: str(value) for name, value in cache_config.items()}
+        self._gpus = _open_gpus()
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family, always in the same order."""
+        yield from self._gauges()
+        yield from self._counts()
+        yield from self._histograms()
+        yield self._cache_config_info()
+        if self._gpus:
+            yield self._gpu_utilization()
+
+    def _gauges(self) -> Iterator[Metric]:
+        s = self._scheduler
+        for name, text, value in (
+            ("vllm:num_requests_running", "Sequences that have a row.", len(s.running)),
+            ("vllm:num_requests_waiting", "Sequences that wait for a row, new or preempted.", s.num_waiting),
+            ("vllm:kv_cache_usage_perc", "Share of the KV blocks in use; 1 is full.", s.kv.usage),
+            ("vllm:gpu_cache_usage_perc", "Older name of vllm:kv_cache_usage_perc.", s.kv.usage),
+            ("vllm:cpu_cache_usage_perc", "Share of the host tier in use; there is none.", 0),
+            ("engine:leaked_blocks", "KV blocks held when last idle; not 0 is a bug.", self._counters.leaked_blocks),
+        ):
+            family = GaugeMetricFamily(name, text, labels=LABELS)
+            family.add_metric(self._labels, value)
+            yield family
+
+    def _counts(self) -> Iterator[Metric]:
+        c = self._counters
+        for name, text, value in (
+            ("vllm:prompt_tokens", "Prompt tokens of requests whose prompt is computed.", c.prompt_tokens),
+            ("vllm:generation_tokens", "Tokens sampled.", c.generation_tokens),
+            ("vllm:num_preemptions", "Sequences preempted.", self._scheduler.num_preemptions),
+            ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", c.prefix_cache_queries),
+            ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", c.prefix_cache_hits),
+            ("vllm:gpu_prefix_cache_queries", "Older name of vllm:prefix_cache_queries.", c.prefix_cache_queries),
+            ("vllm:gpu_prefix_cache_hits", "Older name of vllm:prefix_cache_hits.", c.prefix_cache_hits),
+        ):
+            family = CounterMetricFamily(name, text, labels=LABELS)
+            family.add_metric(self._labels, value)
+            yield family
+        success = CounterMetricFamily(
+            "vllm:request_success", "Requests ended, by reason.", labels=(*LABELS, "finished_reason")
+        )
+        for reason, count in c.ended.items():
+            success.add_metric((*self._labels, reason), count)
+        yield success
+
+    def _histograms(self) -> Iterator[Metric]:
+        c = self._counters
+        for name, text, histogram in (
+            ("vllm:time_to_first_token_seconds", "Arrival to first token.", c.time_to_first_token),
+            ("vllm:inter_token_latency_seconds", "Gap between tokens of a choice.", c.inter_token_latency),
+            ("vllm:time_per_output_token_seconds", "A request's mean gap.", c.time_per_output_token),
+            ("vllm:e2e_request_latency_seconds", "Arrival to end.", c.e2e_latency),
+            ("vllm:request_queue_time_seconds", "Arrival to first scheduled.", c.queue_time),
+            ("vllm:request_prefill_time_seconds", "First scheduled to first token.", c.prefill_time),
+            ("vllm:request_decode_time_seconds", "First to last token.", c.decode_time),
+            ("vllm:request_prompt_tokens", "Prompt tokens of a request.", c.request_prompt_tokens),
+            ("vllm:request_generation_tokens", "Tokens sampled for a request.", c.request_generation_tokens),
+            ("vllm:iteration_tokens_total", "Tokens computed by a step.", c.iteration_tokens),
+        ):
+            yield _histogram(name, text, LABELS, [(self._labels, histogram)])
+        phases = [((*self._labels, phase), h) for phase, h in zip(PHASES, c.host_step, strict=True)]
+        yield _histogram("engine:host_step_seconds", "Phases of an iteration.", (*LABELS, "phase"), phases)
+
+    def _cache_config_info(self) -> Metric:
+        info = GaugeMetricFamily(
+            "vllm:cache_config_info", "How the KV cache is set up; always 1.", labels=(*LABELS, *self._cache_config)
+        )
+        info.add_metric((*self._labels, *self._cache_config.values()), 1)
+        return info
+
+    def _gpu_utilization(self) -> Metric:
+        family = GaugeMetricFamily("engine:gpu_utilization", "Share of time busy, by NVML.", labels=(*LABELS, "gpu"))
+        for index, utilization in self._gpus.items():
+            # A reading that fails leaves its series out, not the scrape.
+            with suppress(Exception):
+                family.add_metric((*self._labels, str(index)), utilization())
+        return family
+
+
+def _histogram(
+    name: str, text: str, labels: tuple[str, ...], children: Iterable[tuple[tuple[str, ...], Histogram]]
+) -> Metric:
+    family = HistogramMetricFamily(name, text, labels=labels)
+    for values, histogram in children:
+        bounds = [*map(str, histogram.bounds), "+Inf"]
+        family.add_metric(values, [*zip(bounds, accumulate(histogram.counts), strict=True)], histogram.total)
+    return family
+
+
+def _open_gpus() -> dict[int, Callable[[], float]]:
+    """A reading of each GPU's utilization in [0, 1]; none where pynvml or a driver is missing."""
+    try:
+        nvml = import_module("pynvml")
+        nvml.nvmlInit()
+        handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+    except Exception:  # pynvml's own errors have no base that could be named without it
+        return {}
+    return {i: partial(_utilization, nvml, handle) for i, handle in enumerate(handles)}
+
+
+def _utilization(nvml: Any, handle: Any) -> float:
+    return float(nvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100
+
+
+class MetricsServer:
+    """Answers every GET with a registry's metrics, from a thread; always as Prometheus' plain text.
+
+    OpenMetrics is never negotiated: its writer renames what has a colon, which the vLLM names have.
+    """
+
+    def __init__(self, registry: CollectorRegistry, host: str, port: int) -> None:
+        """Listen; port 0 takes a free one. Raises OSError that names the address when it can't be had."""
+        app = make_wsgi_app(registry)
+
+        def plain_text(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+            environ.pop("HTTP_ACCEPT", None)
+            answer: Iterable[bytes] = app(environ, start_response)
+            return answer
+
+        try:
+            self._server = make_server(host, port, plain_text, _server_class(host), _SilentHandler)
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise OSError(f"metrics port: cannot listen on {host}:{port}: {reason}") from error
+        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        """The port taken."""
+        return self._server.server_port
+
+    def close(self) -> None:
+        """Stop listening; takes up to half a second."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _server_class(host: str) -> type[ThreadingWSGIServer]:
+    class Server(ThreadingWSGIServer):
+        address_family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
+
+    return Server
+
+
+class _SilentHandler(WSGIRequestHandler):
+    timeout = 10.0  # a client that connects and says nothing gives its thread back
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log nothing: a scrape every few seconds is no news."""
