@@ -35,6 +35,12 @@ class EngineConfig:
     max_num_seqs: int = _setting(64, "Rows that run at once.", min=1, max=4096)
     max_num_batched_tokens: int = _setting(512, "Token budget of one step.", min=1, max=1 << 20)
     max_queued_requests: int = _setting(1024, "Requests that may wait; more are refused.", min=1)
+    max_queued_requests_per_tenant: int | None = _setting(
+        None, "The same for each tenant by itself; no bound but the common one if unset.", min=1
+    )
+    stream_interval: int = _setting(
+        1, "Tokens of a choice per message of its stream; the first comes at once and the end is never kept.", min=1
+    )
     block_size: int = _setting(16, "Tokens in a KV block.", min=1, max=256)
     kv_cache_memory_bytes: int | None = _setting(None, "Memory for KV blocks; a share of what is free if unset.", min=1)
     enable_prefix_caching: bool = _setting(True, "Reuse KV blocks of equal prefixes.")

@@ -36,6 +36,7 @@ from engine.publish import LiveRequest
 from engine.request import MAX_SEED, SamplingParams
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence as ScheduledSequence
+from engine.stats import EngineStats, engine_stats
 from engine.stream import OutputChannel, OutputStream
 from engine.text.chat import ChatOptions, ChatTemplate, render_chat
 from engine.text.tokenizer import TextTokenizer
@@ -98,7 +99,10 @@ class Engine:
             num_blocks=self.ledger.num_blocks,
             max_model_len=self.ledger.max_model_len,
         )
-        self._inbox = Inbox(self.config.max_queued_requests)
+        self._inbox = Inbox(
+            self.config.max_queued_requests,
+            max_queued_requests_per_tenant=self.config.max_queued_requests_per_tenant,
+        )
         self.info = self._make_info()
         scheduler = self._make_scheduler()
         self._loop = EngineLoop(scheduler, self._device, self._inbox, self._make_observer(scheduler))
@@ -221,7 +225,7 @@ class Engine:
 
         Raises:
             InvalidRequest: it can never be served; names the field.
-            OverCapacity: too many requests wait.
+            OverCapacity: too many requests wait, of all or of the tenant.
             EngineStopped: the engine takes no more work.
         """
         loop = self._serving_loop()
@@ -234,7 +238,7 @@ class Engine:
         if params.truncate_prompt_tokens is not None:
             token_ids = token_ids[-params.truncate_prompt_tokens :]
         sequences = self._make_sequences(request_id, token_ids, params, priority, tenant)
-        channel = OutputChannel(params.n)
+        channel = OutputChannel(params.n, self.config.stream_interval)
         kind = BeamRequest if params.use_beam_search else LiveRequest
         self._inbox.submit(kind(sequences, channel, self._tokenizer))
         self._channels[request_id] = channel
@@ -316,6 +320,26 @@ class Engine:
         loop = self._serving_loop()
         await self._inbox.control(loop.scheduler.kv.reset_prefix_cache)
         return True
+
+    async def stats(self) -> EngineStats:
+        """Numbers between two iterations. Raises EngineStopped when there are no more iterations."""
+        loop = self._serving_loop()
+        if self._task.done():
+            raise EngineStopped(f"the engine is {loop.state}")
+        stats: EngineStats = await self._inbox.control(
+            lambda: engine_stats(loop.state, loop.scheduler, loop.observer.counters)
+        )
+        return stats
+
+    @property
+    def num_iterations(self) -> int:
+        """Turns of the loop so far. It stands still while the engine is idle, and while it hangs."""
+        return 0 if self._loop is None else self._loop.num_iterations
+
+    @property
+    def has_work(self) -> bool:
+        """There is something for the next iteration to do or to wait for."""
+        return self._loop is not None and self._loop.has_work
 
     async def audit(self) -> list[str]:
         """What is wrong with the books of blocks and rows between two iterations; [] if nothing."""

@@ -26,7 +26,15 @@ class InvalidRequest(EngineError):
 
 
 class OverCapacity(EngineError):
-    """The queue is full; the same request may succeed later."""
+    """The queue is full; the same request may succeed later.
+
+    Attributes:
+        num_queued: requests in that queue.
+    """
+
+    def __init__(self, message: str, num_queued: int = 0) -> None:
+        super().__init__(message)
+        self.num_queued = num_queued
 
 
 class EngineStopped(EngineError):

@@ -1,6 +1,6 @@
 """Inbox: the only way in. Callers leave messages, the loop's task drains them.
 
-Bounded where it matters: a submission beyond `max_queued_requests` is refused at once. Aborts and
+Bounded where it matters: a submission beyond what may wait, of all or of its tenant, is refused at once. Aborts and
 controls are always taken; there is at most one abort per stream. Messages may come from any
 thread, because a dropped stream's finalizer may run in any. Read next: `engine/loop.py`.
 """
@@ -8,8 +8,8 @@ thread, because a dropped stream's finalizer may run in any. Read next: `engine/
 import asyncio
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from engine.errors import OverCapacity
@@ -51,25 +51,42 @@ class Inbox:
     """Created on the event loop that will drain it.
 
     Attributes:
-        num_waiting: requests waiting in the scheduler, published by the loop.
+        waiting: sequences of each tenant that wait in the scheduler, published by the loop.
     """
 
-    def __init__(self, max_queued_requests: int, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.num_waiting = 0
+    def __init__(
+        self,
+        max_queued_requests: int,
+        clock: Callable[[], float] = time.perf_counter,
+        *,
+        max_queued_requests_per_tenant: int | None = None,
+    ) -> None:
+        self.waiting: Mapping[str, int] = {}
         self._clock = clock
-        self._max_queued_requests = max_queued_requests
+        self._max_queued = max_queued_requests
+        self._max_queued_per_tenant = max_queued_requests_per_tenant
         self._messages: deque[Submit | Abort | Control] = deque()
-        self._num_submitted = 0
+        self._submitted: Counter[str] = Counter()
         self._event = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
 
+    @property
+    def num_messages(self) -> int:
+        """Messages that nobody has taken yet."""
+        return len(self._messages)
+
     def submit(self, live: LiveRequest) -> None:
-        """Queue a request. Raises OverCapacity when too many wait."""
-        queued = self.num_waiting + self._num_submitted
-        if queued >= self._max_queued_requests:
-            raise OverCapacity(f"{queued} requests are waiting, the limit is {self._max_queued_requests}")
-        self._num_submitted += 1
+        """Queue a request. Raises OverCapacity when too many wait, or too many of its tenant."""
+        queued = sum(self.waiting.values()) + self._submitted.total()
+        if queued >= self._max_queued:
+            raise OverCapacity(f"{queued} requests are waiting, the limit is {self._max_queued}", queued)
+        tenant = live.sequences[0].tenant
+        own = self.waiting.get(tenant, 0) + self._submitted[tenant]
+        if self._max_queued_per_tenant is not None and own >= self._max_queued_per_tenant:
+            limit = f"max_queued_requests_per_tenant is {self._max_queued_per_tenant}"
+            raise OverCapacity(f"{own} requests of tenant {tenant!r} are waiting, {limit}", own)
+        self._submitted[tenant] += 1
         self._post(Submit(live, self._clock()))
 
     def abort(self, request_id: str) -> None:
@@ -85,7 +102,7 @@ class Inbox:
     def drain(self) -> Iterator[Submit | Abort | Control]:
         """Take the messages, oldest first."""
         self._event.clear()
-        self._num_submitted = 0
+        self._submitted.clear()
         for _ in range(len(self._messages)):
             yield self._messages.popleft()
 

@@ -42,6 +42,7 @@ class EngineLoop:
         self.scheduler = scheduler
         self.observer = observer or Observer(scheduler)
         self.state: State = "serving"
+        self.num_iterations = 0
         self.without_requests = asyncio.Event()
         self.without_requests.set()
         self._device = device
@@ -68,11 +69,17 @@ class EngineLoop:
             for live in list(self._live.values()):
                 self._fail(live, self._ending)
 
+    @property
+    def has_work(self) -> bool:
+        """A request is live, a step in flight or a message unread."""
+        return bool(self._live or self._in_flight or self._inbox.num_messages)
+
     async def _iterate(self) -> None:
+        self.num_iterations += 1
         self._intake()
         self.observer.mark(INTAKE)
         step = self.scheduler.schedule()
-        self._inbox.num_waiting = self.scheduler.num_waiting
+        self._inbox.waiting = self.scheduler.waiting_by_tenant()
         self.observer.mark(SCHEDULE)
         if step is not None:
             self._launch(step)

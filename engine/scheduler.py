@@ -90,6 +90,10 @@ class Scheduler:
         """Sequences that wait for a row, new or preempted."""
         return sum(map(len, self._waiting.values()))
 
+    def waiting_by_tenant(self) -> dict[str, int]:
+        """`num_waiting` of each tenant that has any."""
+        return {tenant: len(queue) for tenant, queue in self._waiting.items()}
+
     @property
     def is_idle(self) -> bool:
         """Nothing runs, waits or is in flight."""

@@ -1,18 +1,24 @@
 """OutputStream and its channel: how results leave the loop, and how their reader cancels.
 
 The loop pushes into an `OutputChannel` and never waits: what a slow reader has not taken yet
-merges, bounded by the request's own max_tokens. The reader holds an `OutputStream`. Leaving its
+merges, bounded by the request's own max_tokens. A delta read has at most `MERGE_TOKENS` ids (more
+only where the engine made them at once, as beam search does), so that with logprobs it stays well
+below the 4 MiB that gRPC clients accept by default. The reader holds an `OutputStream`. Leaving its
 `async for` early, `aclose`, the end of `async with`, cancellation of the reading task and dropping
 the object all abort the request. Read next: `engine/loop.py`.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
 from engine.errors import EngineError
 from engine.request import Delta, FinishReason
+
+
+MERGE_TOKENS = 512
 
 
 def merge(deltas: Sequence[Delta]) -> Delta:
@@ -34,17 +40,51 @@ def merge(deltas: Sequence[Delta]) -> Delta:
     )
 
 
+class _Pending:
+    """What one choice has for the reader."""
+
+    __slots__ = ("begun", "deltas", "num_tokens")
+
+    def __init__(self) -> None:
+        self.deltas: deque[Delta] = deque()
+        self.num_tokens = 0
+        self.begun = False
+
+    def add(self, delta: Delta) -> None:
+        self.deltas.append(delta)
+        self.num_tokens += len(delta.token_ids)
+
+    def is_ready(self, interval: int) -> bool:
+        if not self.deltas:
+            return False
+        return not self.begun or self.num_tokens >= interval or self.deltas[-1].finish_reason is not None
+
+    def take(self) -> Delta:
+        taken = [self.deltas.popleft()]
+        size = len(taken[0].token_ids)
+        while self.deltas and size + len(self.deltas[0].token_ids) <= MERGE_TOKENS:
+            size += len(self.deltas[0].token_ids)
+            taken.append(self.deltas.popleft())
+        self.num_tokens -= size
+        self.begun = True
+        return merge(taken)
+
+
 class OutputChannel:
     """One writer (the loop), one reader; ends with the last delta of every choice or with an error.
+
+    The reader gets a choice's first tokens at once, then `interval` tokens or more at a time, and what
+    is left when the choice or the channel ends.
 
     Attributes:
         finish_reason: of the choice that ended last; "error" after an error; None while none has ended.
     """
 
-    def __init__(self, num_choices: int = 1) -> None:
+    def __init__(self, num_choices: int = 1, interval: int = 1) -> None:
         self.finish_reason: FinishReason | None = None
         self._num_open = num_choices
-        self._deltas: list[Delta] = []
+        self._interval = interval
+        self._pending: dict[int, _Pending] = {}
         self._error: EngineError | None = None
         self._ended = False
         self._waiter: asyncio.Future[None] | None = None
@@ -54,16 +94,25 @@ class OutputChannel:
         """The writer has said its last word; it may not have been read yet."""
         return self._ended
 
+    @property
+    def num_pending_tokens(self) -> int:
+        """Tokens pushed and not read yet."""
+        return sum(p.num_tokens for p in self._pending.values())
+
     def push(self, delta: Delta) -> None:
         """Add a delta; one with a finish reason is the last of its choice."""
         if self._ended:
             return
-        self._deltas.append(delta)
+        pending = self._pending.get(delta.index)
+        if pending is None:
+            pending = self._pending[delta.index] = _Pending()
+        pending.add(delta)
         if delta.finish_reason is not None:
             self.finish_reason = delta.finish_reason
             self._num_open -= 1
             self._ended = self._num_open == 0
-        self._wake()
+        if pending.is_ready(self._interval):
+            self._wake()
 
     def fail(self, error: EngineError) -> None:
         """End with an error, after what was pushed before."""
@@ -74,11 +123,11 @@ class OutputChannel:
             self._wake()
 
     async def get(self) -> Delta | None:
-        """What was pushed for one choice since it was last read, as one delta; None at the end.
+        """What is ready of one choice, as one delta; the choices take turns. None at the end.
 
         Raises the writer's error.
         """
-        while not self._deltas:
+        while (index := self._next_ready()) is None:
             if self._ended:
                 if self._error is not None:
                     raise self._error
@@ -88,10 +137,13 @@ class OutputChannel:
                 await self._waiter
             finally:
                 self._waiter = None
-        index = self._deltas[0].index
-        of_choice = [d for d in self._deltas if d.index == index]
-        self._deltas = [d for d in self._deltas if d.index != index]
-        return merge(of_choice)
+        pending = self._pending.pop(index)
+        self._pending[index] = pending
+        return pending.take()
+
+    def _next_ready(self) -> int | None:
+        interval = 0 if self._ended else self._interval
+        return next((i for i, p in self._pending.items() if p.is_ready(interval)), None)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

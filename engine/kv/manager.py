@@ -54,6 +54,11 @@ class KVManager:
         return min(pool.num_available for pool in self._pools)
 
     @property
+    def num_cached(self) -> int:
+        """Those of `num_available` that the prefix index can still serve, in the scarcest group."""
+        return min(self._pools, key=lambda pool: pool.num_available).num_cached
+
+    @property
     def usage(self) -> float:
         """Share of the blocks in use, in the fullest group."""
         return 1.0 - self.num_available / self.num_blocks

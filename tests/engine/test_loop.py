@@ -282,7 +282,7 @@ async def test_waiting_requests_count_against_the_queue() -> None:
         await server.until(lambda: len(server.device.plans) == 2)
         streams += [server.generate([i], 3) for i in range(1, 3)]
         server.device.open(1)
-        await server.until(lambda: server.scheduler.num_waiting == 2 and server.inbox.num_waiting == 2)
+        await server.until(lambda: server.scheduler.num_waiting == 2 and sum(server.inbox.waiting.values()) == 2)
         with pytest.raises(OverCapacity):
             server.generate([7], 3)
         server.device.open(99)
