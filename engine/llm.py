@@ -11,19 +11,22 @@ import asyncio
 import concurrent.futures.thread  # noqa: F401 (its own exit hook must be there first, to run after LLM's)
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from types import TracebackType
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar, Unpack, overload
 
 import uvloop
 
 from engine.config import EngineConfig, config_from_mapping
 from engine.engine import Engine
 from engine.errors import EngineStopped, InvalidRequest
+from engine.progress import prompt_progress
 from engine.request import CompletionOutput, Delta, RequestOutput, SamplingParams
 from engine.stream import OutputStream
+from engine.text.chat import ChatOptions, Message
+from engine.text.tokenizer import TextTokenizer
 
 Prompt = str | Mapping[str, Any]
 """Text, or {"prompt": text}, or {"prompt_token_ids": ids}."""
@@ -50,13 +53,13 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        use_tqdm: bool = False,
+        use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Complete every prompt; results come in the order of the prompts.
 
         Args:
             sampling_params: one for all, or one for each; None is SamplingParams().
-            use_tqdm: show a progress bar on stderr.
+            use_tqdm: show a progress bar on stderr, if that is a terminal.
 
         Raises:
             InvalidRequest: a prompt or its parameters can't be served; a note says which prompt.
@@ -64,9 +67,61 @@ class LLM:
             EngineStopped: the LLM was closed.
             RequestFault, DeviceFault: the engine failed.
         """
-        requests = _make_requests(prompts, sampling_params)
-        with _progress(len(requests), use_tqdm) as advance:
+        many = [prompts] if isinstance(prompts, (str, Mapping)) else list(prompts)
+        return self._complete("prompts", [_check_prompt(i, p) for i, p in enumerate(many)], sampling_params, use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        **options: Unpack[ChatOptions],
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or each of a list of them, through the chat template.
+
+        Args:
+            messages: `{"role", "content"}` mappings. A result's `prompt` is the rendered text.
+            options: `add_generation_prompt`, `continue_final_message`, `tools`, `documents`, `chat_template`,
+                `chat_template_kwargs`; engine.text.chat.ChatOptions says more.
+
+        Raises what `generate` raises.
+        """
+        if not isinstance(messages, Sequence):
+            raise InvalidRequest("messages", f"expected a list, found {type(messages).__name__}")
+        many: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        return self._complete("messages", [_Chat(each, options) for each in many], sampling_params, use_tqdm)
+
+    def _complete(
+        self,
+        field: str,
+        prompts: "Sequence[str | list[int] | _Chat]",
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        use_tqdm: bool,
+    ) -> list[RequestOutput]:
+        params = _params_of_each(field, len(prompts), sampling_params)
+        requests = [_Request(f"{field}[{i}]", *each) for i, each in enumerate(zip(prompts, params, strict=True))]
+        with prompt_progress(len(requests), use_tqdm) as advance:
             return self._thread.run(lambda engine: _generate(engine, self._slots, requests, advance))
+
+    @overload
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+
+    @overload
+    def encode(self, text: list[str], *, add_special_tokens: bool = True) -> list[list[int]]: ...
+
+    def encode(self, text: str | list[str], *, add_special_tokens: bool = True) -> list[int] | list[list[int]]:
+        """Token ids of a text, or of each of several. Raises InvalidRequest when the model has no tokenizer."""
+        tokenizer = self.get_tokenizer()
+        if isinstance(text, str):
+            return tokenizer.encode(text, add_special_tokens)
+        return [tokenizer.encode(each, add_special_tokens) for each in text]
+
+    def get_tokenizer(self) -> TextTokenizer:
+        """The model's tokenizer. Raises InvalidRequest when it has none."""
+        tokenizer = self._thread.engine.tokenizer
+        if tokenizer is None:
+            raise InvalidRequest("tokenizer", "the model has none")
+        return tokenizer
 
     def reset_prefix_cache(self) -> bool:
         """Forget every cached prefix; True if that was possible."""
@@ -99,7 +154,7 @@ class _EngineThread:
         self._thread.start()
         self._loop_runs.wait()
         try:
-            self._engine = self._started.result()
+            self.engine = self._started.result()
         except BaseException:
             self.close()
             raise
@@ -110,7 +165,7 @@ class _EngineThread:
         tasks: list[asyncio.Task[T]] = []
 
         def start() -> None:
-            tasks.append(self._loop.create_task(job(self._engine)))
+            tasks.append(self._loop.create_task(job(self.engine)))
             tasks[0].add_done_callback(lambda task: _copy_outcome(task, result))
 
         def cancel() -> None:  # comes after start(), if that was scheduled at all
@@ -175,27 +230,34 @@ def _copy_outcome(task: asyncio.Task[T], result: Future[T]) -> None:
         result.set_result(task.result())
 
 
+class _Chat(NamedTuple):
+    messages: Sequence[Message]
+    options: ChatOptions
+
+
 class _Request(NamedTuple):
-    prompt: str | list[int]
+    name: str  # as the caller knows it
+    prompt: str | list[int] | _Chat
     params: SamplingParams
 
 
 async def _generate(
-    engine: Engine, slots: asyncio.Semaphore, requests: Sequence[_Request], advance: Callable[[], None]
+    engine: Engine, slots: asyncio.Semaphore, requests: Sequence[_Request], advance: Callable[[RequestOutput], None]
 ) -> list[RequestOutput]:
     """All requests, or the first error after every other request has ended."""
 
-    def end(_: asyncio.Task[RequestOutput]) -> None:
+    def end(task: asyncio.Task[RequestOutput]) -> None:
         slots.release()
-        advance()
+        if not task.cancelled() and task.exception() is None:
+            advance(task.result())
 
     tasks: list[asyncio.Task[RequestOutput]] = []
     try:
         async with asyncio.TaskGroup() as group:
             # One after another: unseeded requests draw their seeds in the order of submission.
-            for i, request in enumerate(requests):
-                stream = await _submit(engine, slots, request, i)
-                tasks.append(group.create_task(_collect(stream, request.prompt)))
+            for request in requests:
+                text, stream = await _submit(engine, slots, request)
+                tasks.append(group.create_task(_collect(stream, text)))
                 tasks[-1].add_done_callback(end)
     except BaseExceptionGroup as errors:
         first = errors.exceptions[0]
@@ -204,20 +266,29 @@ async def _generate(
     raise first  # here, where the group is not its context
 
 
-async def _submit(engine: Engine, slots: asyncio.Semaphore, request: _Request, i: int) -> OutputStream:
+async def _submit(engine: Engine, slots: asyncio.Semaphore, request: _Request) -> tuple[str | None, OutputStream]:
     """Queue a request as soon as a slot is free; the slot stays taken unless this fails."""
-    prompt, params = request
     await slots.acquire()
     try:
-        return engine.generate(await engine.tokenize(prompt) if isinstance(prompt, str) else prompt, params)
+        text, token_ids = await _read(engine, request.prompt)
+        return text, engine.generate(token_ids, request.params)
     except BaseException as error:
         slots.release()
-        error.add_note(f"in prompts[{i}]")
+        error.add_note(f"in {request.name}")
         raise
 
 
-async def _collect(stream: OutputStream, prompt: str | list[int]) -> RequestOutput:
-    text = prompt if isinstance(prompt, str) else None
+async def _read(engine: Engine, prompt: str | list[int] | _Chat) -> tuple[str | None, list[int]]:
+    """A prompt's text, if it has one, and its ids."""
+    if isinstance(prompt, _Chat):
+        text = engine.chat_text(prompt.messages, **prompt.options)
+        return text, await engine.encode_chat(text)
+    if isinstance(prompt, str):
+        return prompt, await engine.tokenize(prompt)
+    return None, prompt
+
+
+async def _collect(stream: OutputStream, text: str | None) -> RequestOutput:
     output = RequestOutput(stream.request_id, text, stream.prompt_token_ids, None, [])
     texts: dict[int, list[str]] = {}
     try:
@@ -252,44 +323,27 @@ def _add(output: RequestOutput, texts: dict[int, list[str]], delta: Delta) -> No
         choice.finish_reason, choice.stop_reason = delta.finish_reason, delta.stop_reason
 
 
-def _make_requests(
-    prompts: Prompt | Sequence[Prompt], sampling_params: SamplingParams | Sequence[SamplingParams] | None
-) -> list[_Request]:
-    """Raises InvalidRequest."""
-    many = [prompts] if isinstance(prompts, (str, Mapping)) else list(prompts)
+def _params_of_each(
+    field: str, count: int, sampling_params: SamplingParams | Sequence[SamplingParams] | None
+) -> list[SamplingParams]:
     if sampling_params is None:
         sampling_params = SamplingParams()
-    params = [sampling_params] * len(many) if isinstance(sampling_params, SamplingParams) else list(sampling_params)
-    if len(params) != len(many):
-        raise InvalidRequest("sampling_params", f"{len(params)} for {len(many)} prompts; give one, or one for each")
-    return [_make_request(i, prompt, p) for i, (prompt, p) in enumerate(zip(many, params, strict=True))]
+    params = [sampling_params] * count if isinstance(sampling_params, SamplingParams) else list(sampling_params)
+    if len(params) != count:
+        raise InvalidRequest("sampling_params", f"{len(params)} for {count} {field}; give one, or one for each")
+    return params
 
 
-def _make_request(i: int, prompt: Prompt, params: SamplingParams) -> _Request:
+def _check_prompt(i: int, prompt: Prompt) -> str | list[int]:
+    """Raises InvalidRequest."""
     if isinstance(prompt, str):
-        return _Request(prompt, params)
+        return prompt
     keys = sorted(prompt) if isinstance(prompt, Mapping) else None
     if keys == ["prompt"] and isinstance(prompt["prompt"], str):
-        return _Request(prompt["prompt"], params)
+        return prompt["prompt"]
     if keys == ["prompt_token_ids"] and not isinstance(prompt["prompt_token_ids"], str):
-        return _Request(list(prompt["prompt_token_ids"]), params)
+        return list(prompt["prompt_token_ids"])
     found = f"keys {keys}" if keys is not None else type(prompt).__name__
     raise InvalidRequest(
         "prompts", f'[{i}]: expected a string, {{"prompt": string}} or {{"prompt_token_ids": list}}, found {found}'
     )
-
-
-@contextmanager
-def _progress(total: int, show: bool) -> Iterator[Callable[[], None]]:
-    """Yields what to call, from any thread, when a prompt is done."""
-    if not show:
-        yield lambda: None
-        return
-    # rich takes 60 ms to import, for a bar that few calls show
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("Processed prompts"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        bar = progress.add_task("", total=total)
-        yield lambda: progress.advance(bar)

@@ -2,12 +2,15 @@
 
 import asyncio
 import gc
+import io
+import os
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, ClassVar, Self
+from pathlib import Path
+from typing import Any, ClassVar, Self, Unpack
 
 import pytest
 
@@ -15,9 +18,18 @@ import engine.llm
 from engine import LLM, SamplingParams
 from engine.config import EngineConfig
 from engine.errors import ConfigError, DeviceFault, EngineStopped, InvalidRequest, OverCapacity, RequestFault
+from engine.progress import prompt_progress
 from engine.request import CompletionOutput, Delta, Logprob, RequestOutput
 from engine.stream import OutputChannel, OutputStream
+from engine.text.chat import ChatOptions, ChatTemplate, Message, render_chat
+from engine.text.tokenizer import TextTokenizer
+from tests.text import samples
 
+TEMPLATE = ChatTemplate(
+    "{% for m in messages %}{{ m.role[0] }}{{ m.content }}{% endfor %}{{ tools | length if tools }}{{ x }}"
+    "{% if add_generation_prompt %}>{% endif %}",
+    {},
+)
 Answer = Callable[["ScriptedEngine", OutputChannel, list[int]], None]
 
 
@@ -47,6 +59,7 @@ class ScriptedEngine:
         self.most_live = 0
         self.is_open = False
         self.resets = 0
+        self.tokenizer: TextTokenizer | None = samples.byte_level()
 
     async def __aenter__(self) -> Self:
         if self.start_error is not None:
@@ -65,6 +78,12 @@ class ScriptedEngine:
     async def tokenize(self, text: str) -> list[int]:
         await asyncio.sleep(0)
         return [ord(c) for c in text]
+
+    def chat_text(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> str:
+        return render_chat(TEMPLATE, {}, messages, **options)
+
+    async def encode_chat(self, text: str) -> list[int]:
+        return [1, *await self.tokenize(text)]
 
     def generate(
         self, prompt: str | Sequence[int], params: SamplingParams, *, request_id: str | None = None
@@ -186,6 +205,76 @@ def test_malformed_prompts_are_refused_before_anything_runs(
     with LLM(model="m") as llm, pytest.raises(InvalidRequest, match=rf"prompts: \[1\]: expected .*{found}"):
         llm.generate(["a", prompt])
     assert scripted.last.submitted == []
+
+
+USER = {"role": "user", "content": "ab"}
+
+
+def test_chat_of_one_conversation(scripted: type[ScriptedEngine]) -> None:
+    params = SamplingParams(max_tokens=3)
+    with LLM(model="m") as llm:
+        (out,) = llm.chat([{"role": "system", "content": "S"}, USER], params)
+    assert (out.prompt, out.prompt_token_ids) == ("sSuab>", [1, *map(ord, "sSuab>")])
+    assert scripted.last.submitted == [(out.prompt_token_ids, params)]
+    assert out.outputs[0].text == "<1><115><83><117><97><98><62>"
+
+
+def test_chat_of_several_conversations(scripted: type[ScriptedEngine]) -> None:
+    one, two = SamplingParams(temperature=0), SamplingParams(max_tokens=3)
+    with LLM(model="m") as llm:
+        outs = llm.chat(
+            [[USER], [USER, {"role": "assistant", "content": "c"}]], [one, two], add_generation_prompt=False
+        )
+        assert llm.chat([]) == []
+        with pytest.raises(InvalidRequest, match="sampling_params: 1 for 2 messages"):
+            llm.chat([[USER], [USER]], [one])
+    assert [o.prompt for o in outs] == ["uab", "uabac"]
+    assert [p for _, p in scripted.last.submitted] == [one, two]
+
+
+def test_chat_options_reach_the_template(scripted: type[ScriptedEngine]) -> None:
+    with LLM(model="m") as llm:
+        (tools,) = llm.chat([USER], tools=[{}, {}], chat_template_kwargs={"x": "!"})
+        (template,) = llm.chat([USER], chat_template="{{ messages[0].role }}")
+        (more,) = llm.chat([USER], add_generation_prompt=False, continue_final_message=True, tools=[{}])
+    assert (tools.prompt, template.prompt, more.prompt) == ("uab2!>", "user", "uab")
+
+
+@pytest.mark.parametrize(
+    ("messages", "says", "note"),
+    [
+        ([{"role": "user"}], "content", "in messages[0]"),
+        ([[USER], [{"content": "x"}]], "role", "in messages[1]"),
+        ([[USER], "hi"], "non-empty list", "in messages[1]"),
+        ([[USER], []], "non-empty list", "in messages[1]"),
+    ],
+    ids=str,
+)
+def test_malformed_conversations_are_refused_by_place(
+    scripted: type[ScriptedEngine], messages: Any, says: str, note: str
+) -> None:
+    with LLM(model="m") as llm:
+        with pytest.raises(InvalidRequest, match=f"messages: .*{says}") as caught:
+            llm.chat(messages)
+        assert caught.value.__notes__ == [note]
+        assert scripted.last.num_live == 0
+        with pytest.raises(InvalidRequest, match="messages: expected a list, found int"):
+            llm.chat(5)  # type: ignore[arg-type]
+
+
+def test_encode(scripted: type[ScriptedEngine]) -> None:
+    with LLM(model="m") as llm:
+        ids = samples.byte_level().encode("Hello world!")
+        assert llm.encode("Hello world!") == ids
+        assert llm.encode(["Hello world!", ""]) == [ids, []]
+        assert llm.get_tokenizer().decode(ids) == "Hello world!"
+        scripted.last.tokenizer = samples.metaspace()
+        assert [len(llm.encode("Hello", add_special_tokens=add)) for add in (True, False)] == [2, 1]
+        with pytest.raises(InvalidRequest, match="prompt: expected str, found int"):
+            llm.encode([5])  # type: ignore[list-item]
+        scripted.last.tokenizer = None
+        with pytest.raises(InvalidRequest, match="tokenizer: the model has none"):
+            llm.encode("a")
 
 
 def test_more_prompts_than_the_queue_holds(scripted: type[ScriptedEngine]) -> None:
@@ -318,25 +407,46 @@ def test_dropping_the_llm_closes_it(scripted: type[ScriptedEngine]) -> None:
     assert not thread.is_alive()
 
 
-@pytest.mark.skipif(
-    (3, 12) <= sys.version_info < (3, 12, 2), reason="python/cpython#113964: no thread can start during shutdown"
-)
-def test_exit_without_close_closes_the_engine() -> None:
+GOLDEN = Path(__file__).parent / "golden" / "llama"
+ROOT = Path(__file__).parent.parent
+
+
+def run_script(folder: Path, code: str) -> tuple[int, str, str]:
+    """A user's script in `folder`, run from a working directory that has an engine/ of its own."""
+    (folder / "script").mkdir()
+    (folder / "script" / "main.py").write_text(code)
+    (folder / "work" / "engine").mkdir(parents=True)
+    (folder / "work" / "engine" / "__init__.py").write_text("raise SystemExit('the wrong engine')")
+    done = subprocess.run(
+        [sys.executable, folder / "script" / "main.py"],
+        cwd=folder / "work", env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_exit_without_close_closes_the_engine(tmp_path: Path) -> None:
     code = """
-import asyncio
 import engine.llm
 
 class Engine:
     def __init__(self, config): pass
     async def __aenter__(self): return self
-    async def __aexit__(self, *_):
-        await asyncio.to_thread(print, "closed")
+    async def __aexit__(self, *_): print("closed")
 
 engine.llm.Engine = Engine
 llm = engine.llm.LLM(model="m")
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "closed\n", "")
+    assert run_script(tmp_path, code) == (0, "closed\n", "")
+
+
+def test_exit_without_close_ends_the_cpu_worker(tmp_path: Path) -> None:
+    code = f"""
+from engine import LLM, SamplingParams
+llm = LLM(model={str(GOLDEN)!r}, device="cpu", max_model_len=64, kv_cache_memory_bytes=1 << 20, cpu_threads=1)
+print(len(llm.generate({{"prompt_token_ids": [1, 2]}}, SamplingParams(max_tokens=3))[0].outputs[0].token_ids))
+"""
+    assert run_script(tmp_path, code) == (0, "3\n", "")
 
 
 def test_error_at_start_is_raised_and_leaves_no_thread(scripted: type[ScriptedEngine]) -> None:
@@ -352,13 +462,37 @@ def test_unknown_setting_is_refused() -> None:
         LLM(model="m", gpu_memory=1)
 
 
-def test_progress_bar_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_bar_on_a_terminal(scripted: type[ScriptedEngine], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", screen := Terminal())
+    with LLM(model="m") as llm:
+        llm.generate(["a", "b"], use_tqdm=False)
+        assert screen.getvalue() == ""
+        llm.generate(["a", "b"])
+        assert "2/2" in screen.getvalue()
+        assert "tok/s" in screen.getvalue()
+        llm.chat([[{"role": "user", "content": "a"}]] * 3)
+        assert "3/3" in screen.getvalue()
+
+
+def test_no_progress_bar_elsewhere(scripted: type[ScriptedEngine], capsys: pytest.CaptureFixture[str]) -> None:
     with LLM(model="m") as llm:
         llm.generate(["a", "b"], use_tqdm=True)
-        shown = capsys.readouterr()
-        assert (shown.out, "2/2" in shown.err) == ("", True)
-        llm.generate(["a", "b"])
-        assert capsys.readouterr().err == ""
+    assert capsys.readouterr() == ("", "")
+
+
+def test_speeds_on_the_progress_bar_are_tokens_over_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", screen := Terminal())
+    now = 100.0
+    output = RequestOutput("r", None, [1] * 30, None, [CompletionOutput(i, token_ids=[1] * 5) for i in range(2)])
+    with prompt_progress(1, show=True, clock=lambda: now) as advance:
+        now += 2.0
+        advance(output)
+    assert "in 15 tok/s, out 5 tok/s" in screen.getvalue()
 
 
 def test_importing_the_package_imports_nothing_heavy() -> None:
