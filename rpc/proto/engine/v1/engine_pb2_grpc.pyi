@@ -42,6 +42,13 @@ class EngineStub:
     GetInfo: _grpc.UnaryUnaryMultiCallable[_engine_pb2.GetInfoRequest, _engine_pb2.GetInfoResponse]
     Tokenize: _grpc.UnaryUnaryMultiCallable[_engine_pb2.TokenizeRequest, _engine_pb2.TokenizeResponse]
     Detokenize: _grpc.UnaryUnaryMultiCallable[_engine_pb2.DetokenizeRequest, _engine_pb2.DetokenizeResponse]
+    GetStats: _grpc.UnaryUnaryMultiCallable[_engine_pb2.GetStatsRequest, _engine_pb2.Stats]
+    StreamStats: _grpc.UnaryStreamMultiCallable[_engine_pb2.StreamStatsRequest, _engine_pb2.Stats]
+    """Sends the numbers now and then at every interval, until cancelled."""
+    StartProfile: _grpc.UnaryUnaryMultiCallable[_engine_pb2.StartProfileRequest, _engine_pb2.StartProfileResponse]
+    """Records every iteration and request until StopProfile; a second StartProfile begins anew."""
+    StopProfile: _grpc.UnaryStreamMultiCallable[_engine_pb2.StopProfileRequest, _engine_pb2.StopProfileResponse]
+    """Ends the recording and sends it as a Chrome trace (JSON, for Perfetto), in pieces to be joined."""
 
 @_typing.type_check_only
 class EngineAsyncStub(EngineStub):
@@ -55,6 +62,13 @@ class EngineAsyncStub(EngineStub):
     GetInfo: _aio.UnaryUnaryMultiCallable[_engine_pb2.GetInfoRequest, _engine_pb2.GetInfoResponse]  # type: ignore[assignment]
     Tokenize: _aio.UnaryUnaryMultiCallable[_engine_pb2.TokenizeRequest, _engine_pb2.TokenizeResponse]  # type: ignore[assignment]
     Detokenize: _aio.UnaryUnaryMultiCallable[_engine_pb2.DetokenizeRequest, _engine_pb2.DetokenizeResponse]  # type: ignore[assignment]
+    GetStats: _aio.UnaryUnaryMultiCallable[_engine_pb2.GetStatsRequest, _engine_pb2.Stats]  # type: ignore[assignment]
+    StreamStats: _aio.UnaryStreamMultiCallable[_engine_pb2.StreamStatsRequest, _engine_pb2.Stats]  # type: ignore[assignment]
+    """Sends the numbers now and then at every interval, until cancelled."""
+    StartProfile: _aio.UnaryUnaryMultiCallable[_engine_pb2.StartProfileRequest, _engine_pb2.StartProfileResponse]  # type: ignore[assignment]
+    """Records every iteration and request until StopProfile; a second StartProfile begins anew."""
+    StopProfile: _aio.UnaryStreamMultiCallable[_engine_pb2.StopProfileRequest, _engine_pb2.StopProfileResponse]  # type: ignore[assignment]
+    """Ends the recording and sends it as a Chrome trace (JSON, for Perfetto), in pieces to be joined."""
 
 class EngineServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -95,5 +109,36 @@ class EngineServicer(metaclass=_abc_1.ABCMeta):
         request: _engine_pb2.DetokenizeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_engine_pb2.DetokenizeResponse, _abc.Awaitable[_engine_pb2.DetokenizeResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def GetStats(
+        self,
+        request: _engine_pb2.GetStatsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_engine_pb2.Stats, _abc.Awaitable[_engine_pb2.Stats]]: ...
+
+    @_abc_1.abstractmethod
+    def StreamStats(
+        self,
+        request: _engine_pb2.StreamStatsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_engine_pb2.Stats], _abc.AsyncIterator[_engine_pb2.Stats]]:
+        """Sends the numbers now and then at every interval, until cancelled."""
+
+    @_abc_1.abstractmethod
+    def StartProfile(
+        self,
+        request: _engine_pb2.StartProfileRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_engine_pb2.StartProfileResponse, _abc.Awaitable[_engine_pb2.StartProfileResponse]]:
+        """Records every iteration and request until StopProfile; a second StartProfile begins anew."""
+
+    @_abc_1.abstractmethod
+    def StopProfile(
+        self,
+        request: _engine_pb2.StopProfileRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_engine_pb2.StopProfileResponse], _abc.AsyncIterator[_engine_pb2.StopProfileResponse]]:
+        """Ends the recording and sends it as a Chrome trace (JSON, for Perfetto), in pieces to be joined."""
 
 def add_EngineServicer_to_server(servicer: EngineServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
