@@ -93,9 +93,14 @@ class LiveRequest:
             scheduler.finish(sequence)
 
     def abort(self) -> None:
-        """Push the last delta of every choice of an aborted request, with the text held back."""
+        """Push the last delta of every choice of an aborted request, with the text held back.
+
+        Choices that are still being compared end without output.
+        """
         for index, choice in enumerate(self._choices[: self._params.n]):
-            if not choice.ended:
+            if self._holds_back:
+                self.channel.push(Delta(index, "", (), finish_reason="abort"))
+            elif not choice.ended:
                 text = choice.text.finish() if choice.text is not None else ""
                 self.channel.push(Delta(index, text, (), finish_reason="abort"))
 

