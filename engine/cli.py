@@ -1,7 +1,7 @@
 """The command line and composition root: the one module of engine/ that may import rpc.
 
-Flags of `engine serve` are derived from the fields of EngineConfig and ServerOptions. Every error is
-one line on stderr; exit code 2 for usage and configuration, 1 for failure; `--debug` adds the
+Flags of `engine serve` are derived from the fields of EngineConfig and ServerOptions; `engine/settings.py`
+says what environment and file add. Every error is one line on stderr; exit code 2 for usage and configuration, 1 for failure; `--debug` adds the
 traceback. Imports that cost time are inside the commands that need them.
 """
 
@@ -13,17 +13,18 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import Field, fields
+from dataclasses import fields
 from importlib import metadata
 from pathlib import Path
-from types import UnionType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineError, InvalidRequest
+from engine.profile.command import profile_command
 from engine.request import SamplingParams
+from engine.settings import Layers, name_sources
 from loader.errors import CheckpointError
 from rpc.options import ServerOptions
 
@@ -77,7 +78,7 @@ def debuggable(command: Command) -> Command:
             if isinstance(error, click.ClickException | click.exceptions.Exit):
                 raise
             kind = BadUsage if isinstance(error, ConfigError | InvalidRequest) else click.ClickException
-            raise kind(_message(error)) from error
+            raise kind(name_sources(_message(error))) from error
 
     return run  # type: ignore[return-value]
 
@@ -88,52 +89,20 @@ def _message(error: Exception) -> str:
     return f"{type(error).__name__}: {error} (--debug shows where)"
 
 
-def settings(kind: type[Any], skip: Sequence[str] = ()) -> Callable[[Command], Command]:
-    """Add one flag per field of a dataclass; help texts and bounds are in the fields' metadata."""
-
-    def decorate(command: Command) -> Command:
-        hints = get_type_hints(kind)
-        for f in reversed(fields(kind)):
-            if f.name not in skip:
-                command = _flag(f, hints[f.name])(command)
-        return command
-
-    return decorate
-
-
-def _flag(f: Field[Any], hint: Any) -> Callable[[Command], Command]:
-    name = f.name.replace("_", "-")
-    keywords = {"default": f.default, "help": f.metadata["help"], "show_default": f.default is not None}
-    if hint is bool:
-        return click.option(f"--{name}/--no-{name}", **keywords)
-    return click.option(f"--{name}", type=_flag_type(hint, f.metadata.get("min"), f.metadata.get("max")), **keywords)
-
-
-def _flag_type(hint: Any, low: Any, high: Any) -> Any:
-    if isinstance(hint, UnionType):
-        hint = next(kind for kind in get_args(hint) if kind is not type(None))
-    if get_origin(hint) is Literal:
-        return click.Choice(get_args(hint))
-    if low is None and high is None:
-        return hint
-    return click.IntRange(low, high) if hint is int else click.FloatRange(low, high)
+LAYERS = Layers(EngineConfig, ServerOptions)
 
 
 @cli.command()
-@click.argument("folder", metavar="MODEL", required=False)
-@click.option("--model", help="Folder of a Hugging Face style checkpoint, in place of MODEL.")
-@settings(ServerOptions)
-@settings(EngineConfig, skip=["model"])
+@LAYERS.options(ServerOptions)
+@LAYERS.options(EngineConfig)
 @click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
 )
 @debuggable
-def serve(folder: str | None, model: str | None, log_level: str, **flags: Any) -> None:
+def serve(log_level: str, **values: Any) -> None:
     """Serve MODEL over gRPC until SIGTERM or SIGINT; a second signal stops at once."""
-    if (folder is None) == (model is None):
-        raise click.UsageError("give the model once, as MODEL or as --model")
-    options = ServerOptions(**{f.name: flags.pop(f.name) for f in fields(ServerOptions)})
-    config = EngineConfig(model=folder or model or "", **flags)
+    options = ServerOptions(**{f.name: values.pop(f.name) for f in fields(ServerOptions)})
+    config = EngineConfig(**values)
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     import uvloop
 
@@ -204,6 +173,20 @@ async def _generate(address: str, request: "pb.GenerateRequest", timeout: float 
         raise click.ClickException(describe(error)) from error
 
 
+@cli.command()
+@LAYERS.options(ServerOptions, partial=True)
+@LAYERS.options(EngineConfig, partial=True)
+@click.option("--json", "as_json", is_flag=True, help="Print an object with value, origin and source of each.")
+@debuggable
+def config(as_json: bool, **values: Any) -> None:
+    """Print the settings that `engine serve` would use, and where each comes from."""
+    from engine.commands.config import print_settings
+
+    ServerOptions(**{f.name: values.pop(f.name) for f in fields(ServerOptions)})
+    EngineConfig(**{"model": "", **values})
+    print_settings(LAYERS, as_json)
+
+
 @cli.command("import")
 @click.argument("gguf", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
@@ -220,3 +203,6 @@ def import_(gguf: Path, folder: Path) -> None:
 def version() -> None:
     """Print the version."""
     click.echo(metadata.version("engine-llm"))
+
+
+cli.add_command(profile_command(LAYERS.options, debuggable))

@@ -2,6 +2,7 @@
 
 import json
 from collections import defaultdict
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -47,7 +48,7 @@ async def test_phases_and_idle_time_add_up_to_wall_time() -> None:
         ended = server.clock.now
     assert sum(r.idle for r in records) == 100.0
     assert sum(r.idle + r.seconds for r in records) == ended - began
-    for before, after in zip(records, records[1:], strict=False):
+    for before, after in pairwise(records):
         assert after.start == before.start + before.seconds + after.idle
 
 
