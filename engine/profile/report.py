@@ -16,7 +16,7 @@ Read next: `engine/profile/advice.py`, `engine/trace.py`.
 import csv
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
