@@ -3,10 +3,12 @@
 An unset field is left out, so that the default is written once, in `engine.request.SamplingParams`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from engine.request import Delta, FinishReason, Logprob, SamplingParams, TokenLogprobMap
+from engine.stats import EngineStats
+from engine.stream import MERGE_TOKENS
 from rpc.proto.engine.v1 import engine_pb2 as pb
 
 FINISH_REASONS: dict[FinishReason, pb.FinishReason.ValueType] = {
@@ -34,14 +36,19 @@ def chat_messages(message: pb.ChatMessages) -> list[dict[str, str]]:
     return [{"role": m.role, "content": m.content} for m in message.messages]
 
 
-def delta_message(delta: Delta) -> pb.Delta:
-    """The wire form of one delta."""
+def delta_messages(delta: Delta) -> Iterator[pb.Delta]:
+    """The wire form of one delta; a long prompt's logprobs come in messages of their own before it."""
+    positions = delta.prompt_logprobs or ()
+    last = max(0, len(positions) - 1) // MERGE_TOKENS * MERGE_TOKENS
+    for start in range(0, last, MERGE_TOKENS):
+        yield pb.Delta(index=delta.index, prompt_logprobs=_positions(positions[start : start + MERGE_TOKENS]))
     message = pb.Delta(
         index=delta.index,
         text=delta.text,
         token_ids=delta.token_ids,
         logprobs=_positions(delta.logprobs or ()),
-        prompt_logprobs=_positions(delta.prompt_logprobs or ()),
+        prompt_logprobs=_positions(positions[last:]),
+        cumulative_logprob=delta.cumulative_logprob,
     )
     if delta.finish_reason is not None:
         message.finish_reason = FINISH_REASONS[delta.finish_reason]
@@ -49,6 +56,15 @@ def delta_message(delta: Delta) -> pb.Delta:
         message.stop_string = delta.stop_reason
     elif delta.stop_reason is not None:
         message.stop_token_id = delta.stop_reason
+    yield message
+
+
+def stats_message(stats: EngineStats, *, tenant: str | None) -> pb.Stats:
+    """The wire form of the engine's numbers, of its tenants only `tenant`'s unless that is None."""
+    message = pb.Stats(**{f.name: getattr(stats, f.name) for f in pb.Stats.DESCRIPTOR.fields if f.name != "tenants"})
+    for t in stats.tenants:
+        if tenant in (None, t.tenant):
+            message.tenants.add(tenant=t.tenant, num_running=t.num_running, num_waiting=t.num_waiting)
     return message
 
 

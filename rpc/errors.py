@@ -1,6 +1,7 @@
 """One table from an error's type to its gRPC status, and the one place that ends a call with it.
 
-A bad field travels as `google.rpc.BadRequest` in the status details, so that a client needs no parsing.
+A bad field travels as `google.rpc.BadRequest` in the status details, and when to try again as
+`google.rpc.RetryInfo`, so that a client needs no parsing.
 Cancellation is not an error here: CancelledError passes through untouched.
 """
 
@@ -11,14 +12,21 @@ from contextlib import asynccontextmanager
 from typing import Any, NoReturn
 
 import grpc
-from google.protobuf import any_pb2
+from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from engine.errors import ConfigError, DeviceFault, EngineStopped, InvalidRequest, OverCapacity, RequestFault
 from loader.errors import CheckpointError
+from rpc.pace import Pace
 
 logger = logging.getLogger(__name__)
+
+
+class Unauthenticated(Exception):
+    """The call does not say who makes it."""
+
 
 STATUS_CODES: dict[type[Exception], grpc.StatusCode] = {
     InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
@@ -28,6 +36,7 @@ STATUS_CODES: dict[type[Exception], grpc.StatusCode] = {
     DeviceFault: grpc.StatusCode.INTERNAL,
     CheckpointError: grpc.StatusCode.FAILED_PRECONDITION,
     ConfigError: grpc.StatusCode.FAILED_PRECONDITION,
+    Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
 }
 
 MAX_MESSAGE_BYTES = 1200
@@ -43,8 +52,11 @@ def status_code(error: Exception) -> grpc.StatusCode:
     return grpc.StatusCode.INTERNAL
 
 
-def to_status(error: Exception) -> grpc.Status:
-    """The status of `error`, with its field as a BadRequest violation where it names one."""
+def to_status(error: Exception, retry_after: float | None = None) -> grpc.Status:
+    """The status of `error`, with its field as a BadRequest violation where it names one.
+
+    `retry_after`, in seconds, goes with OverCapacity.
+    """
     code = status_code(error)
     known = any(kind in STATUS_CODES for kind in type(error).__mro__)
     message = str(error) if known else f"internal error: {type(error).__name__}"
@@ -52,21 +64,31 @@ def to_status(error: Exception) -> grpc.Status:
     status = status_pb2.Status(code=code.value[0], message=message)
     if isinstance(error, InvalidRequest):
         violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=message)
-        detail = any_pb2.Any()
-        detail.Pack(error_details_pb2.BadRequest(field_violations=[violation]))
-        status.details.append(detail)
+        _attach(status, error_details_pb2.BadRequest(field_violations=[violation]))
+    if isinstance(error, OverCapacity) and retry_after is not None:
+        delay = duration_pb2.Duration()
+        delay.FromMilliseconds(round(retry_after * 1000))
+        _attach(status, error_details_pb2.RetryInfo(retry_delay=delay))
     return rpc_status.to_status(status)
 
 
-async def abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception) -> NoReturn:
+def _attach(status: status_pb2.Status, message: Message) -> None:
+    detail = any_pb2.Any()
+    detail.Pack(message)
+    status.details.append(detail)
+
+
+async def abort(
+    context: grpc.aio.ServicerContext[Any, Any], error: Exception, retry_after: float | None = None
+) -> NoReturn:
     """End the call with the status of `error`. Raises grpc.aio.AbortError, as `context.abort` does."""
-    status = to_status(error)
+    status = to_status(error, retry_after)
     await context.abort(status.code, status.details, status.trailing_metadata)
 
 
 @asynccontextmanager
-async def reported(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
-    """Turn an exception of the body into the call's status."""
+async def reported(context: grpc.aio.ServicerContext[Any, Any], pace: Pace | None = None) -> AsyncIterator[None]:
+    """Turn an exception of the body into the call's status; `pace` tells when to try again."""
     try:
         yield
     except grpc.aio.AbortError:
@@ -74,7 +96,8 @@ async def reported(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator
     except Exception as error:
         if status_code(error) is grpc.StatusCode.INTERNAL:
             logger.exception("call failed")
-        await abort(context, error)
+        queue = error.num_queued if isinstance(error, OverCapacity) else None
+        await abort(context, error, None if pace is None or queue is None else pace.retry_after(queue))
 
 
 @asynccontextmanager

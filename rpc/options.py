@@ -23,7 +23,36 @@ class ServerOptions:
     grace: float = _setting(30.0, "Seconds that live streams have to finish at shutdown.", min=0)
     max_message_bytes: int = _setting(64 << 20, "Longest request message.", min=1024, max=(1 << 31) - 1)
 
+    keepalive_time: float = _setting(
+        30.0,
+        "Seconds of silence after which the server pings a client; one that is gone has its requests aborted.",
+        min=1,
+    )
+    keepalive_timeout: float = _setting(10.0, "Seconds a client has to answer a ping.", min=0.1)
+    keepalive_permit_without_calls: bool = _setting(True, "Ping, and let clients ping, while no call is live.")
+    min_ping_interval: float = _setting(
+        10.0, "Seconds between a client's pings; one that pings more often is sent away.", min=0
+    )
+    watchdog_seconds: float = _setting(
+        60.0, "Health turns NOT_SERVING when the engine has work and makes no step for so long.", min=0.1
+    )
+    api_key_file: str | None = _setting(
+        None, "File of `token tenant` lines; calls then need one as bearer token. Read again at SIGHUP."
+    )
+    ssl_keyfile: str | None = _setting(None, "PEM file of the server's private key.")
+    ssl_certfile: str | None = _setting(None, "PEM file of the server's certificate chain; turns TLS on.")
+    ssl_ca_certs: str | None = _setting(None, "PEM file of the authorities that sign clients' certificates.")
+    ssl_cert_reqs: int = _setting(
+        0, "Clients need a certificate: 0 no, 2 yes (the ssl module's numbers; gRPC has no 1).", min=0, max=2
+    )
+
     def __post_init__(self) -> None:
+        if self.ssl_cert_reqs not in (0, 2):
+            raise ConfigError(f"ssl_cert_reqs: {self.ssl_cert_reqs} is not 0 (no certificate) or 2 (required)")
+        if self.ssl_cert_reqs and self.ssl_ca_certs is None:
+            raise ConfigError("ssl_cert_reqs: 2 needs ssl_ca_certs, to check the certificates against")
+        if (self.ssl_cert_reqs or self.ssl_ca_certs) and self.ssl_certfile is None:
+            raise ConfigError("ssl_ca_certs, ssl_cert_reqs: need ssl_certfile and ssl_keyfile, to turn TLS on")
         if self.metrics_port and self.metrics_port == self.port:
             raise ConfigError(f"metrics_port: {self.metrics_port} is the gRPC port; the two need ports of their own")
 
@@ -34,7 +63,8 @@ class ServerOptions:
             ("grpc.so_reuseport", 0),
             ("grpc.max_receive_message_length", self.max_message_bytes),
             ("grpc.max_send_message_length", -1),
-            # A client that vanished without a word is found, and its requests aborted, within 40 s.
-            ("grpc.keepalive_time_ms", 30_000),
-            ("grpc.keepalive_timeout_ms", 10_000),
+            ("grpc.keepalive_time_ms", round(self.keepalive_time * 1000)),
+            ("grpc.keepalive_timeout_ms", round(self.keepalive_timeout * 1000)),
+            ("grpc.keepalive_permit_without_calls", int(self.keepalive_permit_without_calls)),
+            ("grpc.http2.min_ping_interval_without_data_ms", round(self.min_ping_interval * 1000)),
         ]

@@ -3,7 +3,8 @@
 Lifetime: bind -> NOT_SERVING while the engine loads -> SERVING -> a signal -> NOT_SERVING, new calls
 answer UNAVAILABLE, live streams get the grace time -> the rest ends with a status -> stopped.
 The port stays open while draining, so that a health check sees NOT_SERVING rather than a refused
-connection. Read next: `rpc/servicer.py`; `docs/rpc.md` has the contract.
+connection. Health is also NOT_SERVING while the watchdog finds that the engine stands still.
+Read next: `rpc/servicer.py`; `docs/rpc.md` has the contract.
 """
 
 import asyncio
@@ -12,16 +13,22 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from engine.engine import Engine
+from engine.errors import ConfigError
+from rpc.auth import ApiKeys, Authentication
+from rpc.clock import Clock, MonotonicClock
 from rpc.options import ServerOptions
 from rpc.proto.engine.v1 import engine_pb2 as pb
 from rpc.proto.engine.v1 import engine_pb2_grpc as pb_grpc
 from rpc.servicer import EngineServicer
+from rpc.tls import TlsFiles, server_credentials
+from rpc.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
@@ -32,14 +39,26 @@ FLUSH_SECONDS = 1.0
 
 
 class Server:
-    """Serves one engine. `await start()`, then `await run()`; `stop()` is what a signal calls."""
+    """Serves one engine. `await start()`, then `await run()`; `stop()` is what a signal calls.
 
-    def __init__(self, engine: Engine, options: ServerOptions) -> None:
+    Raises ConfigError when the API keys or the TLS files cannot be used.
+    """
+
+    def __init__(self, engine: Engine, options: ServerOptions, clock: Clock | None = None) -> None:
+        clock = clock or MonotonicClock()
         self._engine = engine
         self._options = options
-        self._servicer = EngineServicer(engine)
+        self._keys = ApiKeys(Path(options.api_key_file)) if options.api_key_file else None
+        self._credentials = server_credentials(
+            TlsFiles(keyfile=options.ssl_keyfile, certfile=options.ssl_certfile, ca_certs=options.ssl_ca_certs),
+            require_client_certificate=options.ssl_cert_reqs == 2,
+        )
+        self._servicer = EngineServicer(engine, clock)
+        self._watchdog = Watchdog(engine, options.watchdog_seconds, clock)
         self._health = health.aio.HealthServicer()
-        self._server = grpc.aio.server(options=options.channel_arguments())
+        self._server = grpc.aio.server(
+            interceptors=[Authentication(self._keys)] if self._keys else (), options=options.channel_arguments()
+        )
         self._stop_asked = asyncio.Event()
         self._scope: asyncio.Timeout | None = None
 
@@ -48,8 +67,8 @@ class Server:
         pb_grpc.add_EngineServicer_to_server(self._servicer, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection((SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
-        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
-        port = _bind(self._server, self._options)
+        await self._set_serving(False)
+        port = _bind(self._server, self._options, self._credentials)
         await self._server.start()
         return port
 
@@ -66,7 +85,7 @@ class Server:
                 logger.warning("stopped at once")
             finally:
                 self._scope = None
-                await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+                await self._set_serving(False)
                 await self._server.stop(0 if scope.expired() else FLUSH_SECONDS)
 
     def stop(self) -> None:
@@ -76,14 +95,26 @@ class Server:
         if at_once and self._scope is not None and self._scope.when() is None:
             self._scope.reschedule(asyncio.get_running_loop().time())
 
+    def reload_keys(self) -> None:
+        """Read the API keys again; if they cannot be read the old ones stay. Live calls go on."""
+        assert self._keys is not None
+        try:
+            self._keys.reload()
+        except ConfigError as error:
+            logger.error("the API keys stay as they were: %s", error)
+        else:
+            logger.info("read the API keys again")
+
     async def _serve(self) -> None:
-        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+        await self._set_serving(True)
         logger.info("serving")
         async with asyncio.TaskGroup() as group:
             failed = group.create_task(self._engine.wait_failed())
             asked = group.create_task(self._stop_asked.wait())
+            watching = group.create_task(self._watchdog.watch(self._set_serving))
             await asyncio.wait((failed, asked), return_when=asyncio.FIRST_COMPLETED)
-            await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+            watching.cancel()
+            await self._set_serving(False)
             if not failed.done():
                 await self._drain()
             asked.cancel()
@@ -100,23 +131,28 @@ class Server:
                 await self._engine.drain(grace)
                 await self._servicer.wait_idle()
 
-    async def _set_health(self, status: int) -> None:
+    async def _set_serving(self, is_serving: bool) -> None:
+        statuses = health_pb2.HealthCheckResponse
+        status = statuses.SERVING if is_serving else statuses.NOT_SERVING
         for service in (health.OVERALL_HEALTH, SERVICE_NAME):
             await self._health.set(service, status)
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stop)
+        handlers = {signal.SIGTERM: self.stop, signal.SIGINT: self.stop}
+        if self._keys is not None:
+            handlers[signal.SIGHUP] = self.reload_keys
+        for number, handler in handlers.items():
+            loop.add_signal_handler(number, handler)
         try:
             yield
         finally:
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in handlers:
                 loop.remove_signal_handler(number)
 
 
-def _bind(server: grpc.aio.Server, options: ServerOptions) -> int:
+def _bind(server: grpc.aio.Server, options: ServerOptions, credentials: grpc.ServerCredentials | None) -> int:
     """Bind `options.host`:`options.port`; raises OSError that names the address."""
     host = f"[{options.host}]" if ":" in options.host else options.host
     address = f"{host}:{options.port}"
@@ -127,7 +163,7 @@ def _bind(server: grpc.aio.Server, options: ServerOptions) -> int:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(where)
             probe.listen()
-        return server.add_insecure_port(address)
+        return server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
     except OSError as error:
         raise OSError(f"cannot listen on {address}: {(error.strerror or str(error)).lower()}") from error
     except RuntimeError as error:

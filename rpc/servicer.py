@@ -1,11 +1,15 @@
-"""EngineServicer: the five calls of `engine.v1.Engine`, each a thin path to the engine.
+"""EngineServicer: the calls of `engine.v1.Engine`, each a thin path to the engine.
 
 Invariants: a call that ends for any reason (client gone, deadline, error, shutdown) closes its output
 stream, which aborts the request; nothing here blocks the loop, prompts are tokenised by the engine
-off it; every error leaves through `rpc/errors.py`. Read next: `rpc/server.py`, `rpc/convert.py`.
+off it; every error leaves through `rpc/errors.py`; with API keys a tenant sees and aborts its own
+requests only, since the engine knows them as `tenant/request_id`.
+Read next: `rpc/server.py`, `rpc/convert.py`.
 """
 
 import asyncio
+import json
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypeAlias
@@ -15,12 +19,19 @@ import grpc
 from engine.engine import Engine
 from engine.errors import EngineStopped, InvalidRequest
 from engine.stream import OutputStream
+from engine.trace import Profile, chrome_trace
 from rpc import convert
+from rpc.auth import TENANT
+from rpc.clock import Clock, MonotonicClock
 from rpc.errors import reported, within_deadline
+from rpc.pace import Pace
 from rpc.proto.engine.v1 import engine_pb2 as pb
 from rpc.proto.engine.v1 import engine_pb2_grpc as pb_grpc
 
 MAX_REQUEST_ID_CHARS = 256
+MIN_STATS_INTERVAL = 0.1
+PROFILE_ITERATIONS = 10_000
+PROFILE_PIECE_BYTES = 1 << 20
 
 GenerateContext: TypeAlias = "grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateResponse]"
 
@@ -28,8 +39,10 @@ GenerateContext: TypeAlias = "grpc.aio.ServicerContext[pb.GenerateRequest, pb.Ge
 class EngineServicer(pb_grpc.EngineServicer):
     """Serves one engine, in whatever state it is; one that does not serve answers UNAVAILABLE."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, clock: Clock | None = None) -> None:
         self._engine = engine
+        self._clock = clock or MonotonicClock()
+        self._pace = Pace(self._clock)
         self._live_streams = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -38,21 +51,29 @@ class EngineServicer(pb_grpc.EngineServicer):
         """Wait until no Generate call is live."""
         await self._idle.wait()
 
+    # -- requests ---------------------------------------------------------------------------
+
     # A coroutine that writes, not an async generator as the generated base has it: grpc.aio never
     # closes a generator it stops reading, so a cancelled call would keep its stream until collected.
     async def Generate(self, request: pb.GenerateRequest, context: GenerateContext) -> None:  # type: ignore[override]
-        async with reported(context), within_deadline(context):
+        async with reported(context, self._pace), within_deadline(context):
             with self._live():
-                async with await self._submit(request) as stream:
-                    await self._forward(stream, request, context)
+                request_id = request.request_id or uuid.uuid4().hex
+                async with await self._submit(request, request_id) as stream:
+                    try:
+                        await self._forward(stream, request, request_id, context)
+                    finally:
+                        self._pace.request_ended()
 
-    async def _submit(self, request: pb.GenerateRequest) -> OutputStream:
+    async def _submit(self, request: pb.GenerateRequest, request_id: str) -> OutputStream:
         engine = self._serving_engine()
-        if len(request.request_id) > MAX_REQUEST_ID_CHARS:
+        if len(request_id) > MAX_REQUEST_ID_CHARS:
             raise InvalidRequest("request_id", f"longer than {MAX_REQUEST_ID_CHARS} characters")
         params = convert.sampling_params(request.sampling)
         token_ids = await self._prompt_token_ids(engine, request)
-        return engine.generate(token_ids, params, request_id=request.request_id or None)
+        return engine.generate(
+            token_ids, params, request_id=_own(request_id), priority=request.priority, tenant=TENANT.get()
+        )
 
     async def _prompt_token_ids(self, engine: Engine, request: pb.GenerateRequest) -> list[int]:
         match request.WhichOneof("prompt"):
@@ -64,19 +85,22 @@ class EngineServicer(pb_grpc.EngineServicer):
                 return await _render(engine, request.chat)
         raise InvalidRequest("prompt", "one of text, token_ids and chat is required")
 
-    async def _forward(self, stream: OutputStream, request: pb.GenerateRequest, context: GenerateContext) -> None:
+    async def _forward(
+        self, stream: OutputStream, request: pb.GenerateRequest, request_id: str, context: GenerateContext
+    ) -> None:
         completion_tokens = cached_tokens = 0
         open_choices = request.sampling.n or 1
         async for delta in stream:
-            response = pb.GenerateResponse(request_id=stream.request_id, deltas=[convert.delta_message(delta)])
             completion_tokens += len(delta.token_ids)
             cached_tokens = max(cached_tokens, delta.num_cached_tokens)
             open_choices -= delta.finish_reason is not None
-            if open_choices == 0 and request.include_usage:
-                response.usage.prompt_tokens = len(stream.prompt_token_ids)
-                response.usage.completion_tokens = completion_tokens
-                response.usage.cached_tokens = cached_tokens
-            await context.write(response)
+            for message in convert.delta_messages(delta):
+                response = pb.GenerateResponse(request_id=request_id, deltas=[message])
+                if open_choices == 0 and message.finish_reason and request.include_usage:
+                    response.usage.prompt_tokens = len(stream.prompt_token_ids)
+                    response.usage.completion_tokens = completion_tokens
+                    response.usage.cached_tokens = cached_tokens
+                await context.write(response)
 
     async def Abort(
         self, request: pb.AbortRequest, context: grpc.aio.ServicerContext[pb.AbortRequest, pb.AbortResponse]
@@ -84,7 +108,9 @@ class EngineServicer(pb_grpc.EngineServicer):
         async with reported(context):
             if not request.request_id:
                 raise InvalidRequest("request_id", "is required")
-            return pb.AbortResponse(aborted=self._loaded_engine().abort(request.request_id))
+            return pb.AbortResponse(aborted=self._loaded_engine().abort(_own(request.request_id)))
+
+    # -- facts ------------------------------------------------------------------------------
 
     async def GetInfo(
         self, request: pb.GetInfoRequest, context: grpc.aio.ServicerContext[pb.GetInfoRequest, pb.GetInfoResponse]
@@ -94,6 +120,50 @@ class EngineServicer(pb_grpc.EngineServicer):
             return pb.GetInfoResponse(
                 **{name: getattr(info, name) for name in pb.GetInfoResponse.DESCRIPTOR.fields_by_name}
             )
+
+    async def GetStats(
+        self, request: pb.GetStatsRequest, context: grpc.aio.ServicerContext[pb.GetStatsRequest, pb.Stats]
+    ) -> pb.Stats:
+        async with reported(context), within_deadline(context):
+            return await self._stats()
+
+    async def StreamStats(  # type: ignore[override]
+        self, request: pb.StreamStatsRequest, context: grpc.aio.ServicerContext[pb.StreamStatsRequest, pb.Stats]
+    ) -> None:
+        async with reported(context), within_deadline(context):
+            interval = request.interval_seconds if request.HasField("interval_seconds") else 1.0
+            if not MIN_STATS_INTERVAL <= interval < float("inf"):
+                raise InvalidRequest("interval_seconds", f"{interval:g} is below {MIN_STATS_INTERVAL} or infinite")
+            while True:
+                await context.write(await self._stats())
+                await self._clock.sleep(interval)
+
+    async def _stats(self) -> pb.Stats:
+        return convert.stats_message(await self._loaded_engine().stats(), tenant=TENANT.get() or None)
+
+    # -- profile ----------------------------------------------------------------------------
+
+    async def StartProfile(
+        self,
+        request: pb.StartProfileRequest,
+        context: grpc.aio.ServicerContext[pb.StartProfileRequest, pb.StartProfileResponse],
+    ) -> pb.StartProfileResponse:
+        async with reported(context):
+            self._loaded_engine().start_profile()
+            return pb.StartProfileResponse()
+
+    async def StopProfile(  # type: ignore[override]
+        self,
+        request: pb.StopProfileRequest,
+        context: grpc.aio.ServicerContext[pb.StopProfileRequest, pb.StopProfileResponse],
+    ) -> None:
+        async with reported(context), within_deadline(context):
+            profile = self._loaded_engine().stop_profile()
+            trace = await asyncio.to_thread(_trace_json, profile, request.max_iterations or PROFILE_ITERATIONS)
+            for start in range(0, len(trace), PROFILE_PIECE_BYTES):
+                await context.write(pb.StopProfileResponse(trace_json=trace[start : start + PROFILE_PIECE_BYTES]))
+
+    # -- text -------------------------------------------------------------------------------
 
     async def Tokenize(
         self, request: pb.TokenizeRequest, context: grpc.aio.ServicerContext[pb.TokenizeRequest, pb.TokenizeResponse]
@@ -134,6 +204,19 @@ class EngineServicer(pb_grpc.EngineServicer):
             self._live_streams -= 1
             if self._live_streams == 0:
                 self._idle.set()
+
+
+def _own(request_id: str) -> str:
+    """The id under which the engine knows a request of the calling tenant."""
+    return f"{TENANT.get()}/{request_id}" if TENANT.get() else request_id
+
+
+def _trace_json(profile: Profile, max_iterations: int) -> bytes:
+    """A Chrome trace of the latest iterations and of the calling tenant's requests."""
+    iterations = profile.iterations[-max_iterations:]
+    since = iterations[0].start if iterations else profile.started
+    requests = [r for r in profile.requests if r.request_id.startswith(_own("")) and r.ended >= since]
+    return json.dumps(chrome_trace(iterations, requests), separators=(",", ":")).encode()
 
 
 async def _render(engine: Engine, chat: pb.ChatMessages) -> list[int]:

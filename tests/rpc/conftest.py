@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from rpc.client import Client
+from rpc.clock import Clock
 from rpc.options import ServerOptions
 from rpc.server import Server
 from tests.rpc.fake_engine import FakeEngine
@@ -32,9 +33,11 @@ def serving() -> Serving:
     """`async with serving(engine, **options) as served`; `wait=False` does not wait for SERVING."""
 
     @asynccontextmanager
-    async def serve(engine: FakeEngine | None = None, *, wait: bool = True, **options: object) -> AsyncIterator[Served]:
+    async def serve(
+        engine: FakeEngine | None = None, *, wait: bool = True, clock: Clock | None = None, **options: object
+    ) -> AsyncIterator[Served]:
         engine = engine or FakeEngine()
-        server = Server(engine, ServerOptions(port=0, **options))
+        server = Server(engine, ServerOptions(port=0, **options), clock)
         port = await server.start()
         run = asyncio.create_task(server.run())
         try:

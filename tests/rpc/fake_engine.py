@@ -11,12 +11,37 @@ from types import SimpleNamespace
 
 from engine.errors import EngineError, EngineStopped, InvalidRequest
 from engine.request import Delta, SamplingParams
+from engine.stats import EngineStats, TenantStats
 from engine.stream import OutputChannel, OutputStream
+from engine.trace import IterationRecord, Profile, RequestRecord
 
 INFO = SimpleNamespace(
     model="/models/tiny", served_model_name="tiny", architecture="LlamaForCausalLM", max_model_len=2048,
     vocab_size=49152, dtype="bfloat16", device="cpu: test", num_blocks=77, block_size=16, version="0.1.0",
 )  # fmt: skip
+
+
+STATS = EngineStats(
+    state="serving", num_running=3, num_waiting=4, kv_cache_usage=0.25, num_blocks=77, num_free_blocks=50,
+    num_cached_blocks=8, prefix_cache_queries=90, prefix_cache_hits=32, prompt_tokens=100, generation_tokens=2**40,
+    num_preemptions=2,
+    tenants=(
+        TenantStats(tenant="acme", num_running=1, num_waiting=4),
+        TenantStats(tenant="beta", num_running=2, num_waiting=0),
+    ),
+)  # fmt: skip
+
+
+def profile(num_iterations: int, *request_ids: str) -> Profile:
+    """A recording of iterations of 1 ms each, and of requests that ended with the last."""
+    iterations = [
+        IterationRecord(i / 1000, 0.0, (0.000125,) * 8, i + 1, i, 1, 0, 1, 1, 1, 0, 0.5, 1.0, 0, 0.0005)
+        for i in range(num_iterations)
+    ]
+    end = num_iterations / 1000
+    return Profile(
+        0.0, end, iterations, [RequestRecord(r, 0.0, 0.0, 0.001, end, end, 5, 0, 4, 4, "stop") for r in request_ids]
+    )
 
 
 @dataclass
@@ -27,6 +52,8 @@ class Submission:
     prompt: list[int]
     params: SamplingParams
     channel: OutputChannel
+    priority: int = 0
+    tenant: str = ""
 
     def push(self, text: str = "", ids: Sequence[int] = (), **more: object) -> None:
         self.channel.push(Delta(text=text, token_ids=tuple(ids), **{"index": 0, **more}))
@@ -53,6 +80,10 @@ class FakeEngine:
         self.grace: float | None = None
         self.grace_over = asyncio.Event()
         self.all_ended = asyncio.Event()
+        self.num_iterations = 0
+        self.has_work = False
+        self.current_stats = STATS
+        self.profile: Profile | None = None
         self.failure: asyncio.Future[Exception] = asyncio.get_event_loop().create_future()
 
     async def __aenter__(self) -> "FakeEngine":
@@ -66,7 +97,15 @@ class FakeEngine:
         self.state = "stopped"
         self._end_all()
 
-    def generate(self, prompt: Sequence[int], params: SamplingParams, *, request_id: str | None = None) -> OutputStream:
+    def generate(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        tenant: str = "",
+    ) -> OutputStream:
         if self.refusal is not None:
             raise self.refusal
         if self.state != "serving":
@@ -74,7 +113,7 @@ class FakeEngine:
         request_id = request_id or f"auto-{self.submissions.qsize()}"
         if request_id in self.live:
             raise InvalidRequest("request_id", f"{request_id!r} is live already")
-        submission = Submission(request_id, list(prompt), params, OutputChannel(params.n))
+        submission = Submission(request_id, list(prompt), params, OutputChannel(params.n), priority, tenant)
         self.live[request_id] = submission
         self.submissions.put_nowait(submission)
         return OutputStream(request_id, list(prompt), submission.channel, self._dropped)
@@ -84,6 +123,16 @@ class FakeEngine:
         if submission is not None:
             submission.finish(finish_reason="abort")
         return submission is not None
+
+    async def stats(self) -> EngineStats:
+        return self.current_stats
+
+    def start_profile(self) -> None:
+        self.profile = profile(0)
+
+    def stop_profile(self) -> Profile:
+        stopped, self.profile = self.profile or profile(0), None
+        return stopped
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return ([1] if add_special_tokens else []) + [ord(c) for c in text]

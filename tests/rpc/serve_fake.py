@@ -21,8 +21,8 @@ class EchoEngine(FakeEngine):
         if config.model == "/too/big":
             self.load_error = ConfigError("kv_cache_memory_bytes: 1 is less than one block")
 
-    def generate(self, prompt: list[int], params: SamplingParams, *, request_id: str | None = None) -> OutputStream:
-        stream = super().generate(prompt, params, request_id=request_id)
+    def generate(self, prompt: list[int], params: SamplingParams, **more: object) -> OutputStream:
+        stream = super().generate(prompt, params, **more)
         text = "".join(map(chr, prompt[1:]))
         submission = self.live[stream.request_id]
         if text == "hold":

@@ -91,7 +91,7 @@ async def test_every_sampling_field_arrives_also_when_it_is_zero_or_false(served
     given = {
         "temperature": 0.1, "top_p": 0.3, "top_k": -1, "min_p": 0.7, "seed": 2**63 - 1, "stop": ("a", "b"),
         "stop_token_ids": (9,), "include_stop_str_in_output": True, "ignore_eos": True, "max_tokens": 0,
-        "min_tokens": 0, "logprobs": 0, "prompt_logprobs": 0, "skip_special_tokens": False, "detokenize": False,
+        "min_tokens": 0, "logprobs": 0, "prompt_logprobs": 0, "skip_special_tokens": False, "detokenize": True,
         "n": 1, "best_of": 1, "presence_penalty": -0.3, "frequency_penalty": 0.0, "repetition_penalty": 1.1,
         "logit_bias": {7: -0.1}, "allowed_token_ids": (3, 4), "bad_words": ("no",), "truncate_prompt_tokens": 5,
         "use_beam_search": False, "length_penalty": 0.5, "early_stopping": False,
