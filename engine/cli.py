@@ -1,8 +1,9 @@
 """The command line and composition root: the one module of engine/ that may import rpc.
 
 Flags of `engine serve` are derived from the fields of EngineConfig and ServerOptions; `engine/settings.py`
-says what environment and file add. Every error is one line on stderr; exit code 2 for usage and configuration, 1 for failure; `--debug` adds the
-traceback. Imports that cost time are inside the commands that need them.
+says what environment and file add. Every error is one line on stderr; exit code 2 for usage and
+configuration, 1 for failure; `--debug` adds the traceback. Imports that cost time are inside the commands
+that need them.
 """
 
 import asyncio
