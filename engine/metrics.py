@@ -6,6 +6,7 @@ constant; gauges are read when asked, so they are never stale; every engine has 
 Read next: `engine/counters.py`.
 """
 
+import logging
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,6 +25,8 @@ from prometheus_client.exposition import ThreadingWSGIServer
 from engine.counters import Counters, Histogram
 from engine.scheduler import Scheduler
 from engine.trace import PHASES
+
+logger = logging.getLogger(__name__)
 
 LABELS = ("model_name", "engine")
 
@@ -189,6 +192,9 @@ class MetricsServer:
 def _server_class(host: str) -> type[ThreadingWSGIServer]:
     class Server(ThreadingWSGIServer):
         address_family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
+
+        def handle_error(self, request: object, client_address: object) -> None:
+            logger.debug("a scrape by %s failed", client_address, exc_info=True)
 
     return Server
 

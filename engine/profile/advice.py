@@ -135,9 +135,9 @@ SYMPTOMS = (
     ),
     Rule(
         "TTFT: prefill in many steps",
-        lambda r: r.prefill_time.p50 > 4 * r.iteration.p50 > 0,
+        lambda r: r.prefill_steps.p50 > 4,
         lambda r: (
-            f"a prompt takes {r.prefill_time.p50 / r.iteration.p50:.1f} steps in the median, with a budget of "
+            f"{r.prefill_steps.p50:.0f} steps settle before a request's first token in the median, with a budget of "
             f"{r.max_num_batched_tokens} tokens a step"
         ),
         lambda r: "Raise --max-num-batched-tokens; share prefixes; it costs the running requests longer steps.",

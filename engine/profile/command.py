@@ -29,7 +29,6 @@ def profile_command(settings: Callable[..., Decorator], debuggable: Decorator) -
     """The command, with a flag for each field of EngineConfig by `settings`, and errors handled by `debuggable`."""
 
     @click.command()
-    @click.argument("folder", metavar="MODEL")
     @click.option("--num-prompts", "--batch", default=32, show_default=True, help="Requests to send.")
     @click.option("--input-len", default=128, show_default=True, help="Tokens of each prompt.")
     @click.option("--output-len", default=64, show_default=True, help="Tokens to produce for each.")
@@ -41,9 +40,9 @@ def profile_command(settings: Callable[..., Decorator], debuggable: Decorator) -
     @click.option("--trace", type=OUTPUT, help="Write a Chrome trace, for ui.perfetto.dev; - is stdout.")
     @click.option("--csv", type=OUTPUT, help="Write one line per iteration; - is stdout.")
     @click.option("--json", type=OUTPUT, help="Write the report; - is stdout.")
-    @settings(EngineConfig, skip=["model"])
+    @settings(EngineConfig)
     @debuggable
-    def profile(folder: str, trace: str | None, csv: str | None, json: str | None, **flags: Any) -> None:
+    def profile(trace: str | None, csv: str | None, json: str | None, **flags: Any) -> None:
         """Run a workload on MODEL in this process and say where the time goes.
 
         Prompts are random token ids, drawn with --seed, and decoded greedily to their full length.
@@ -55,7 +54,7 @@ def profile_command(settings: Callable[..., Decorator], debuggable: Decorator) -
 
         names = ("num_prompts", "input_len", "output_len", "request_rate", "shared_prefix_len")
         workload = Workload(**{name: flags.pop(name) for name in names}, seed=flags["seed"])
-        config = EngineConfig(model=folder, **flags)
+        config = EngineConfig(**flags)
         # An open loop: the queue holds whatever arrives.
         config = replace(config, max_queued_requests=max(config.max_queued_requests, workload.num_prompts))
         # The tables make way where a file goes to stdout.

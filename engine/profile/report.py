@@ -14,14 +14,15 @@ Read next: `engine/profile/advice.py`, `engine/trace.py`.
 """
 
 import csv
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import IO, Any, NamedTuple
 
 import numpy as np
 
 from engine.config import EngineConfig
-from engine.trace import DEVICE, PHASES, IterationRecord, Profile
+from engine.trace import DEVICE, PHASES, SETTLE, IterationRecord, Profile
 
 HOST_PHASES = tuple(name for name in PHASES if name != "device")
 
@@ -57,6 +58,8 @@ class Report:
         decode_iteration: the same, for iterations that settle a step without prefill.
         device: device seconds of a step.
         tokens, prefill_rows, decode_rows: of steps launched.
+        prefill_steps: steps settled from when a request is first scheduled to its first token; a prompt
+            computed at once takes two, because one is in flight.
         kv_usage: share of blocks in use; kv_fill: share of slots in them that hold tokens.
     """
 
@@ -90,6 +93,7 @@ class Report:
     output_tokens: int
     queue_time: Distribution
     prefill_time: Distribution
+    prefill_steps: Distribution
     time_to_first_token: Distribution
     time_per_output_token: Distribution
     e2e_latency: Distribution
@@ -147,6 +151,7 @@ def make_report(profile: Profile, config: EngineConfig) -> Report:
         output_tokens=sum(r.output_tokens for r in requests),
         queue_time=distribution(_gap(r.arrival, r.scheduled) for r in requests),
         prefill_time=distribution(_gap(r.scheduled, r.first_token) for r in requests),
+        prefill_steps=distribution(_prefill_steps(profile)),
         time_to_first_token=distribution(_gap(r.arrival, r.first_token) for r in requests),
         time_per_output_token=distribution(r.time_per_output_token for r in requests),
         e2e_latency=distribution(r.ended - r.arrival for r in requests),
@@ -177,6 +182,15 @@ def _wall_times(profile: Profile) -> dict[str, float]:
         "host_exposed": sum(exposed),
         "hand_over": sum(hand_over),
     }
+
+
+def _prefill_steps(profile: Profile) -> Iterator[float]:
+    settle_times = [i.start + sum(i.phases[: SETTLE + 1]) for i in profile.iterations if i.settled]
+    for request in profile.requests:
+        if request.scheduled is not None and request.first_token is not None:
+            # The first token has the time of its step's settling, but for rounding.
+            until = bisect_right(settle_times, request.first_token + 1e-7)
+            yield until - bisect_right(settle_times, request.scheduled)
 
 
 def _gap(start: float | None, end: float | None) -> float | None:

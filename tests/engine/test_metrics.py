@@ -2,9 +2,13 @@
 
 import asyncio
 import gc
+import signal
 import socket
+import struct
+import subprocess
 import sys
 import urllib.request
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,10 +16,12 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.counters import Counters, Histogram, token_bounds
-from engine.errors import StepFault
+from engine.errors import ConfigError, StepFault
 from engine.metrics import EngineCollector, MetricsServer
+from rpc.options import ServerOptions
 from tests.engine.timed import FORWARD, SAMPLE, STEP, TimedServer, parse, timed_server
 
+ROOT = Path(__file__).parent.parent.parent
 LAUNCH = FORWARD + SAMPLE
 
 
@@ -306,6 +312,44 @@ async def test_gpu_utilization_is_read_where_nvml_is(monkeypatch: pytest.MonkeyP
         registry.register(EngineCollector(Counters(), server.scheduler, model_name="tiny", cache_config={}))
     samples = parse(generate_latest(registry).decode())
     assert {k: v for k, v in samples.items() if "gpu_utilization" in k} == {"engine:gpu_utilization{gpu=0}": 0.42}
+
+
+def test_a_client_that_hangs_up_is_no_news(capfd: pytest.CaptureFixture[str]) -> None:
+    with MetricsServer(CollectorRegistry(), "127.0.0.1", 0) as http:
+        for request in (b"", b"GET", b"nonsense\r\n\r\n", b"GET /metrics HTTP/1.1\r\n\r\n"):
+            with socket.create_connection(("127.0.0.1", http.port)) as client:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                client.sendall(request)
+        assert get(http.port)[1] == ""
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_ports_must_differ() -> None:
+    with pytest.raises(ConfigError, match=r"^metrics_port: 5000 is the gRPC port"):
+        ServerOptions(port=5000, metrics_port=5000)
+    assert ServerOptions(port=0, metrics_port=0).metrics_port == 0
+    assert ServerOptions().metrics_port is None
+
+
+def test_a_server_prints_its_metrics_port_and_answers_there() -> None:
+    """Under the model's name, before the first request; both ports are free ones."""
+    command = [sys.executable, "-m", "engine", "serve", "tests/golden/llama", "--port", "0", "--metrics-port", "0"]
+    with subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        try:
+            assert child.stdout is not None and child.stderr is not None
+            assert child.stdout.readline().startswith("listening on 127.0.0.1:")
+            words, _, port = child.stdout.readline().removesuffix("/metrics\n").rpartition(":")
+            assert words == "metrics on http://127.0.0.1"
+            while "serving" not in (line := child.stderr.readline()):
+                assert line, "the server ended"
+            content_type, text = get(int(port))
+            assert content_type.startswith("text/plain; version=0.0.4")
+            assert 'vllm:num_requests_running{engine="0",model_name="llama"} 0.0' in text
+            assert 'block_size="16"' in text and 'cache_dtype="bfloat16"' in text
+            child.send_signal(signal.SIGTERM)
+            assert child.wait(30) == 0
+        finally:
+            child.kill()
 
 
 def test_histogram_bounds_are_inclusive() -> None:

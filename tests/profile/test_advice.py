@@ -30,7 +30,7 @@ BUSY = replace(
     kv_usage=flat(0.5),
     kv_fill=flat(0.9),
     queue_time=flat(0.001),
-    prefill_time=flat(0.015),
+    prefill_steps=flat(4.0),
     time_to_first_token=flat(0.020),
     time_per_output_token=flat(0.011),
     num_iterations=1000,
@@ -76,7 +76,7 @@ def test_a_clean_run_has_no_symptom() -> None:
     ("name", "changes", "evidence"),
     [
         ("TTFT: queueing", {"queue_time": flat(0.5), "time_to_first_token": flat(0.6)}, "500.0 ms"),
-        ("TTFT: prefill in many steps", {"prefill_time": flat(0.065)}, "6.5 steps"),
+        ("TTFT: prefill in many steps", {"prefill_steps": flat(5.0)}, "5 steps"),
         ("TPOT: prefill among decodes", {"time_per_output_token": flat(0.016)}, "16.0 ms"),
         ("TPOT: many rows", {"decode_rows": flat(60.0)}, "60 of 64"),
         ("preemption", {"preemptions": 3}, "3 preemptions"),

@@ -90,6 +90,20 @@ def test_decode_only_steps_are_told_from_those_with_prompts() -> None:
     assert (report.decode_iteration.total, report.device_prefill) == (20.0 + 40.0, 1.0 + 3.0)
 
 
+async def test_steps_of_a_prompt() -> None:
+    """20 tokens under a budget of 8 take 3 steps; one that comes while a step runs sees that one settle, too."""
+    async with timed_server(budget=8) as server:
+        await server.settle()
+        server.observer.start_profile()
+        streams = [server.generate([1] * 20, 9)]
+        await server.until(lambda: len(server.device.plans) == 4)
+        streams.append(server.generate([2], 1))
+        await server.settle()
+        report = make_report(server.observer.stop_profile(), CONFIG)
+    assert (report.prefill_steps.max, report.prefill_steps.total) == (3.0, 3.0 + 2.0)
+    assert len(streams) == 2
+
+
 def test_requests() -> None:
     requests = [
         RequestRecord("a", 0.0, 1.0, 3.0, 9.0, 10.0, 5, 4, 4, 4, "length"),
