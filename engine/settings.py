@@ -194,9 +194,7 @@ class Layers:
     def __init__(self, *configs: type[Any]) -> None:
         self.known = [f.name for config in configs for f in fields(config)]
 
-    def options(
-        self, config: type[Any], skip: Sequence[str] = (), partial: bool = False
-    ) -> Callable[[Command], Command]:
+    def options(self, config: type[Any], partial: bool = False) -> Callable[[Command], Command]:
         """Decorate a command: flags for the fields of `config`, and effective values as its arguments.
 
         A field without default is an argument, too, and must have a value, unless `partial`, which leaves it out.
@@ -224,7 +222,7 @@ class Layers:
                         raise click.UsageError(f"{_ways(f.name)} is needed")
                 command(*args, **kwargs)
 
-            shown = [f for f in fields(config) if f.name not in skip]
+            shown = fields(config)
             kinds = kinds_of(config)
             decorated: Any = run
             if not any(p.name == "config_file" for p in getattr(command, "__click_params__", ())):
