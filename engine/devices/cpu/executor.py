@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from engine.devices.cpu.kernels.interpreter import interpret
 from engine.devices.cpu.layout import HEAD_ROWS, padded
 from engine.devices.cpu.model import CpuModel, ModelShape
-from engine.devices.cpu.numkong import packed_product
+from engine.devices.cpu.products import packed_product
 from engine.devices.cpu.program import COLUMNS, tokens_per_unit
 from engine.devices.cpu.rows import Rows
 from engine.devices.cpu.team import Team

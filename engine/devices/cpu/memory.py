@@ -6,7 +6,7 @@ from pathlib import Path
 from engine.config import EngineConfig
 from engine.devices.cpu.layout import padded
 from engine.devices.cpu.model import ModelShape, workspace_nbytes
-from engine.devices.cpu.numkong import packed_product
+from engine.devices.cpu.products import packed_product
 from engine.devices.cpu.weights import packed_nbytes
 from engine.memory import MemoryFacts
 from loader.decoder import DecoderConfig

@@ -63,6 +63,14 @@ def packed_product(dtype: str) -> PackedProduct:
     return PackedProduct(np.dtype(np.float32), np.dtype(np.float64), address, size, pack)
 
 
+def has_bfloat16_dot() -> bool:
+    """Whether the processor multiplies pairs of bfloat16 in vectors of 512 bits."""
+    _library()
+    from numkong import get_capabilities
+
+    return bool(get_capabilities().get("genoa"))
+
+
 def configure_thread() -> None:
     """Enable the instructions NumKong's kernels need (AMX tiles) in the calling thread; once per thread."""
     configure = _library().nk_configure_thread

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.devices.cpu.layout import ALIGNMENT, aligned_bytes, padded, panel_widths
-from engine.devices.cpu.numkong import PackedProduct
+from engine.devices.cpu.products import Product
 from loader.weights import WeightSource
 
 EMBEDDING_CODES = {np.dtype(np.float32): 0, np.dtype(ml_dtypes.bfloat16): 1, np.dtype(np.float16): 2}
@@ -33,7 +33,7 @@ class Weights:
     """
 
     source: WeightSource
-    product: PackedProduct
+    product: Product
     threads: int
     pool: Executor
     advance: Callable[[int], None]
@@ -84,7 +84,7 @@ class Weights:
         return memory
 
 
-def packed_nbytes(product: PackedProduct, n: int, k: int, threads: int) -> int:
+def packed_nbytes(product: Product, n: int, k: int, threads: int) -> int:
     """Memory that `Weights.panels` takes for an [n, k] weight."""
     return sum(_aligned(product.packed_nbytes(width, k)) for width in panel_widths(n, threads))
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from engine.devices.cpu.kernels.constants import LANES, ROW_TILE
 from engine.devices.cpu.kernels.jit import inner
+from engine.devices.cpu.kernels.matmul import bfloat16_panel
 from engine.devices.cpu.kernels.native import call_dots
 from engine.devices.cpu.kernels.simd import (
     bfloat_to_float,
@@ -106,8 +107,12 @@ def _rms_norm(op, out, rows, thread, threads):
 def linear(op, rows, thread, threads):
     """op: x, out, k, n, panels, number of panels, bias or 0, adds to out, x is bfloat16, dots, scratch, its stride.
 
-    panels: [number, 3] int64 of packed address, first column, columns.
+    panels: [number, 3] int64 of packed address, first column, columns. Without dots, the weight is packed for
+    `bfloat16_panel`, which needs no scratch.
     """
+    if op[10] == 0:
+        _linear_bfloat16(op, rows, thread, threads)
+        return
     panels = i64_pointer(op[5])
     x_stride = pad(op[3]) * (2 if op[9] == 1 else 4)
     c_size = 4 if op[9] == 1 else 8
@@ -123,6 +128,18 @@ def linear(op, rows, thread, threads):
                 _finish_panel(op, f32_pointer(scratch), row, m, first, columns)
             else:
                 _finish_panel(op, f64_pointer(scratch), row, m, first, columns)
+
+
+@inner
+def _linear_bfloat16(op, rows, thread, threads):
+    panels = i64_pointer(op[5])
+    pairs, out_stride = (op[3] + 1) // 2, pad(op[4]) * 4
+    begin, end = share(op[6], thread, threads)
+    for panel in range(begin, end):
+        packed, first, columns = panels[3 * panel], panels[3 * panel + 1], panels[3 * panel + 2]
+        blocks, bias = pad(columns) // LANES, op[7] + first * 4 if op[7] != 0 else 0
+        out = op[2] + first * 4
+        bfloat16_panel(op[1], pad(op[3]) * 2, packed, pairs * 64, out, out_stride, rows, blocks, pairs, bias, op[8])
 
 
 @inner
