@@ -11,6 +11,10 @@ class ManualClock:
         self._sleepers: list[tuple[float, asyncio.Event]] = []
         self._slept = asyncio.Condition()
 
+    @property
+    def sleepers(self) -> int:
+        return len(self._sleepers)
+
     def now(self) -> float:
         return self.time
 
