@@ -17,7 +17,6 @@ from typing import Self
 from engine.errors import EngineError
 from engine.request import Delta, FinishReason
 
-
 MERGE_TOKENS = 512
 
 
