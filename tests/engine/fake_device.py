@@ -2,8 +2,9 @@
 
 Pages hold token ids instead of keys and values, so that any mistake with blocks (stale contents, a
 block reused too early, a wrong table entry, a false prefix hit) changes the output. `expected` is the
-same function over a plain list. Steps run when their ticket is asked for, as late as possible: what
-the host frees too early gets overwritten by then in no device's order but the worst one.
+same function over a plain list. Steps run when their ticket is asked for, as late as possible. A step
+that writes to a block which a step in flight uses for another request is refused at its launch: whether
+the device would have run them in order or not, the host has freed something too early.
 """
 
 import asyncio
@@ -96,14 +97,37 @@ class FakeDevice:
         self._launched: list[tuple[StepPlan, SampleBatch]] = []
         self._results: dict[int, StepResult] = {}
         self._forwarded: StepPlan | None = None
+        self._launched_tables = self.tables.copy()
+        self._occupants = np.zeros(max_num_seqs, np.int64)
+        self._in_use: dict[int, dict[tuple[int, int], int]] = {}
 
     def forward(self, plan: StepPlan) -> None:
+        self._check_fence(plan)
         self.log.append(("forward", plan.step))
         self.plans.append(plan)
         self._forwarded = plan
 
+    def _check_fence(self, plan: StepPlan) -> None:
+        for update in plan.block_updates:
+            end = update.index + len(update.blocks)
+            self._launched_tables[update.group, update.row, update.index : end] = update.blocks
+        for state in plan.row_states:
+            self._occupants[state.row] = plan.step * 1000 + state.row
+        used: dict[tuple[int, int], int] = {}
+        for row, start, count in zip(plan.rows.tolist(), plan.starts.tolist(), plan.num_tokens.tolist(), strict=True):
+            occupant = int(self._occupants[row])
+            for g, tables in enumerate(self._launched_tables):
+                pages = tables[row, : -(-(start + count) // self.block_size)].tolist()
+                for block in pages[start // self.block_size :]:
+                    users = {s[g, block] for s in self._in_use.values() if (g, block) in s}
+                    assert users <= {occupant}, f"step {plan.step} writes block {block}, which is still in use"
+                used |= {(g, block): occupant for block in pages}
+        self._in_use[plan.step] = used
+
     def sample(self, batch: SampleBatch) -> FakeTicket:
         assert self._forwarded is not None and self._forwarded.step == batch.step
+        # The last of a request's choices goes on in the block that they shared.
+        self._occupants[batch.rows] = self._occupants[self._forwarded.rows[batch.entries]]
         self._launched.append((self._forwarded, batch))
         self._forwarded = None
         return FakeTicket(self, batch.step)
@@ -122,6 +146,7 @@ class FakeDevice:
             plan, batch = self._launched.pop(0)
             self._results[plan.step] = self._execute(plan, batch)
         self.log.append(("result", step))
+        del self._in_use[step]
         if step in self.faults:
             raise self.faults[step]
         return self._results.pop(step)

@@ -48,6 +48,7 @@ class Rig:
         self.in_flight: deque[Step] = deque()
         self.sequences: list[Sequence] = []
         self.finished: list[Sequence] = []
+        self.prompt_ids: dict[Sequence, list[int]] = {}
         self.num_requests = 0
         self.num_steps = 0
 
@@ -92,7 +93,12 @@ class Rig:
 
     def settle(self) -> None:
         step = self.in_flight.popleft()
-        for settled in self.scheduler.settle(step, self.device.run_until(step.plan.step)):
+        result = self.device.run_until(step.plan.step)
+        for settled in self.scheduler.settle(step, result):
+            if settled.prompt_rows:
+                assert result.prompt_logprobs is not None
+                ids = result.prompt_logprobs.top_ids[settled.prompt_rows.start : settled.prompt_rows.stop, 0]
+                self.prompt_ids.setdefault(settled.sequence, []).extend(ids.tolist())
             if settled.finish is not None:
                 self.finished.append(settled.sequence)
 
@@ -108,6 +114,8 @@ class Rig:
             if s.status is Status.FINISHED and s in self.finished:
                 prompt = s.token_ids[: s.prompt_len]
                 assert s.token_ids[s.prompt_len :] == expected(prompt, s.max_output, s.index)
+                if s.params.prompt_logprobs is not None and s.index == 0:
+                    assert self.prompt_ids.get(s, []) == prompt[1:]
 
 
 def test_chunks_mix_with_decode_and_only_the_last_samples() -> None:
@@ -474,18 +482,31 @@ EVENTS = st.lists(
     budget=st.integers(4, 40),
     overlap=st.integers(1, 3),
     threshold=st.sampled_from([0, 3]),
+    page=st.sampled_from([1, 4]),
+    groups=st.sampled_from([ONE_GROUP, (KVGroup(None, (0,)), KVGroup(6, (1,)))]),
+    caching=st.booleans(),
 )
 def test_any_history_gives_the_right_tokens(
-    events: list[Event], num_blocks: int, rows: int, budget: int, overlap: int, threshold: int
+    events: list[Event],
+    num_blocks: int,
+    rows: int,
+    budget: int,
+    overlap: int,
+    threshold: int,
+    page: int,
+    groups: tuple[KVGroup, ...],
+    caching: bool,
 ) -> None:
     """K10, K12, K16: after any adds, aborts, steps and resets the books balance, nothing is lost,
     and every finished choice has the tokens that a plain list gives."""
-    rig = Rig(num_blocks=num_blocks, max_num_seqs=rows, budget=budget, overlap=overlap, threshold=threshold)
+    num_blocks *= BLOCK // page
+    rig = Rig(num_blocks, rows, budget, overlap, caching=caching, block_size=page, threshold=threshold, groups=groups)
     for kind, a, b, c, d in events:
         match kind:
             case "add":
                 prompt = [a] * (b // 2) + [a + 1] * (b - b // 2)
-                rig.add(prompt, c, n=1 + (d % 2 if c else 0), tenant="xy"[d // 2 % 2], priority=d // 4)
+                params = {"n": 1 + (d % 2 if c else 0), "prompt_logprobs": 0 if b % 5 == 0 else None}
+                rig.add(prompt, c, tenant="xy"[d // 2 % 2], priority=d // 4, **params)
             case "abort" if rig.sequences:
                 rig.scheduler.finish(rig.sequences[a % len(rig.sequences)])
             case "step":
