@@ -13,6 +13,8 @@ from engine.errors import ConfigError
 DeviceKind = Literal["auto", "cuda", "cpu"]
 DType = Literal["auto", "bfloat16", "float32"]
 LoadFormat = Literal["auto", "dummy"]
+KVCacheDType = Literal["auto", "int8"]
+Quantization = Literal["auto", "int8"]
 
 
 def _setting(default: Any, help: str, **bounds: float) -> Any:
@@ -43,6 +45,15 @@ class EngineConfig:
     )
     block_size: int = _setting(16, "Tokens in a KV block.", min=1, max=256)
     kv_cache_memory_bytes: int | None = _setting(None, "Memory for KV blocks; a share of what is free if unset.", min=1)
+    gpu_memory_utilization: float = _setting(
+        0.9, "Share of the GPU's memory that the engine may use, all other processes counted.", min=0.05, max=1.0
+    )
+    kv_cache_dtype: KVCacheDType = _setting(
+        "auto", "How keys and values are stored; auto is the compute dtype, int8 has a scale per token and head."
+    )
+    quantization: Quantization = _setting(
+        "auto", "auto leaves the weights as they are; int8 rounds them while loading, a scale per output channel."
+    )
     enable_prefix_caching: bool = _setting(True, "Reuse KV blocks of equal prefixes.")
     enable_chunked_prefill: bool = _setting(True, "Split long prompts over steps.")
     long_prefill_token_threshold: int = _setting(
@@ -72,7 +83,7 @@ def _check_field(f: Field[Any], value: object) -> None:
     if value is None:
         return
     low, high = f.metadata.get("min"), f.metadata.get("max")
-    bounded = isinstance(value, int) and not isinstance(value, bool)
+    bounded = isinstance(value, int | float) and not isinstance(value, bool)
     if bounded and ((low is not None and value < low) or (high is not None and value > high)):
         limits = f"at least {low}" if high is None else f"between {low} and {high}"
         raise ConfigError(f"{f.name}: {value} is out of range, must be {limits}")

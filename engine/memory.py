@@ -26,12 +26,14 @@ class MemoryFacts:
         weights: parameters as the device keeps them.
         workspace: activations and tables for one step at the configured limits.
         block: one KV block of every layer.
+        dedicated: nobody else needs what is available, so KV blocks may take all that is left of it.
     """
 
     available: int
     weights: int
     workspace: int
     block: int
+    dedicated: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,9 +73,8 @@ def plan_memory(config: EngineConfig, facts: MemoryFacts, max_position_embedding
     if wanted_len > max_position_embeddings:
         raise ConfigError(f"max_model_len: {wanted_len} is above the model's limit of {max_position_embeddings}")
     blocks_per_sequence = -(-wanted_len // config.block_size)
-    budget = config.kv_cache_memory_bytes or min(
-        max(KV_DEFAULT_BYTES, blocks_per_sequence * facts.block), int(free * KV_SHARE)
-    )
+    shared = min(max(KV_DEFAULT_BYTES, blocks_per_sequence * facts.block), int(free * KV_SHARE))
+    budget = config.kv_cache_memory_bytes or (free if facts.dedicated else shared)
     if budget > free:
         raise ConfigError(
             f"kv_cache_memory_bytes: {_mib(budget)} do not fit: {_mib(facts.available)} available - "

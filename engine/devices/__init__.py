@@ -3,36 +3,67 @@
 Read next: `engine/devices/protocol.py`, what the loop may ask of a device; `engine/devices/ops.py`, what a model may.
 """
 
+import logging
+
 from engine.config import DeviceKind, EngineConfig
 from engine.devices.protocol import Device
 from engine.errors import ConfigError
 from engine.memory import MemoryFacts
 from loader.checkpoint import Checkpoint
 
+logger = logging.getLogger(__name__)
+
 
 def select_device(kind: DeviceKind) -> str:
-    """The device that `kind` stands for. Raises ConfigError for one that does not exist."""
-    if kind == "cuda":
-        raise ConfigError("device: cuda does not exist in this version, use cpu or auto")
-    return "cpu"
+    """The device that `kind` stands for; auto is cuda where it works, else cpu, with a warning that says why.
+
+    Raises ConfigError when cuda is wanted and something is missing.
+    """
+    device, reason = _resolve(kind)
+    if reason is not None:
+        logger.warning("the model runs on the cpu: %s", reason)
+    return device
+
+
+def _resolve(kind: DeviceKind) -> tuple[str, str | None]:
+    """The device, and why it is not cuda where that was tried."""
+    from engine.devices.cuda.discovery import find_gpu
+
+    if kind == "cpu":
+        return "cpu", None
+    try:
+        find_gpu()
+    except ConfigError as error:
+        if kind == "cuda":
+            raise
+        return "cpu", str(error)
+    return "cuda", None
 
 
 def memory_facts(kind: str, config: EngineConfig, checkpoint: Checkpoint) -> MemoryFacts:
     """What the model needs on the device and what is there, in bytes. Raises ConfigError."""
+    if kind == "cuda":
+        from engine.devices.cuda.memory import cuda_memory_facts
+
+        return cuda_memory_facts(config, checkpoint.decoder)
     from engine.devices.cpu.memory import cpu_memory_facts
 
-    assert kind == "cpu"
     return cpu_memory_facts(config, checkpoint.decoder)
 
 
 async def open_device(config: EngineConfig, checkpoint: Checkpoint, *, num_blocks: int, max_model_len: int) -> Device:
     """Start the device and load the model. Raises ConfigError, CheckpointError or DeviceFault."""
+    if _resolve(config.device)[0] == "cuda":
+        from engine.devices.cuda.device import CudaDevice
+        from engine.devices.cuda.shape import cuda_shape
+
+        cuda = cuda_shape(config, checkpoint.decoder, num_blocks=num_blocks, max_model_len=max_model_len)
+        return await CudaDevice.open(cuda, checkpoint.path, config.load_format, config.seed)
     from engine.devices.cpu.device import CpuDevice
     from engine.devices.cpu.memory import model_shape
     from engine.devices.cpu.messages import Open
     from engine.devices.cpu.ring import RingLimits
 
-    select_device(config.device)
     shape = model_shape(config, checkpoint.decoder, num_blocks=num_blocks, max_model_len=max_model_len)
     limits = RingLimits(
         rows=config.max_num_seqs,
