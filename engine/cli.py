@@ -1,4 +1,4 @@
-"""The command line and composition root: the one module of engine/ that may import rpc.
+"""The command line and composition root: with engine/commands/, all of engine/ that may import rpc.
 
 Flags of `engine serve` are derived from the fields of EngineConfig and ServerOptions; `engine/settings.py`
 says what environment and file add. Every error is one line on stderr; exit code 2 for usage and
@@ -21,15 +21,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from engine.commands.sampling import sampling_flags
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineError, InvalidRequest
 from engine.profile.command import profile_command
-from engine.request import SamplingParams
 from engine.settings import Layers, name_sources
 from loader.errors import CheckpointError
 from rpc.options import ServerOptions
 
 if TYPE_CHECKING:
+    from rpc.client import Client
     from rpc.proto.engine.v1 import engine_pb2 as pb
 
 Command = TypeVar("Command", bound=Callable[..., None])
@@ -90,6 +91,33 @@ def _message(error: Exception) -> str:
     return f"{type(error).__name__}: {error} (--debug shows where)"
 
 
+def to_server(command: Command) -> Command:
+    """Give a command the options that say which server and by what right; its `connect()` makes the client."""
+
+    @click.option("--address", default="127.0.0.1:50051", show_default=True, help="Server to ask.")
+    @click.option("--api-key", envvar="ENGINE_API_KEY", help="Bearer token; ENGINE_API_KEY keeps it out of sight.")
+    @click.option("--tls", is_flag=True, help="Use TLS, trusting the authorities that gRPC comes with.")
+    @click.option("--ssl-ca-certs", help="PEM file of the authorities to trust instead; turns TLS on.")
+    @click.option("--ssl-certfile", help="PEM file of the certificate to show to the server.")
+    @click.option("--ssl-keyfile", help="PEM file of its key.")
+    @functools.wraps(command)
+    def run(
+        address: str, api_key: str | None, tls: bool, ssl_ca_certs: str | None, ssl_certfile: str | None,
+        ssl_keyfile: str | None, **kwargs: Any,
+    ) -> None:  # fmt: skip
+        def connect() -> "Client":
+            from rpc.client import Client
+            from rpc.tls import TlsFiles, channel_credentials
+
+            files = TlsFiles(keyfile=ssl_keyfile, certfile=ssl_certfile, ca_certs=ssl_ca_certs)
+            secure = tls or files != TlsFiles()
+            return Client(address, api_key=api_key, credentials=channel_credentials(files) if secure else None)
+
+        command(connect=connect, **kwargs)
+
+    return run  # type: ignore[return-value]
+
+
 LAYERS = Layers(EngineConfig, ServerOptions)
 
 
@@ -129,49 +157,56 @@ async def _serve(config: EngineConfig, options: ServerOptions) -> None:
 
 @cli.command()
 @click.argument("prompt", required=False)
-@click.option("--address", default="127.0.0.1:50051", show_default=True, help="Server to ask.")
 @click.option("--chat", is_flag=True, help="Send the prompt as a user's message through the chat template.")
 @click.option("--timeout", type=click.FloatRange(min=0, min_open=True), help="Seconds until the request is cancelled.")
-@click.option("--max-tokens", type=int, default=256, show_default=True, help="Most tokens to produce.")
-@click.option("--min-tokens", type=int, help="No end before this many tokens.")
-@click.option("--temperature", type=float, help="0 is greedy.")
-@click.option("--top-p", type=float, help="Keep the likeliest tokens up to this mass.")
-@click.option("--top-k", type=int, help="Keep this many tokens.")
-@click.option("--min-p", type=float, help="Keep tokens at least this share as likely as the likeliest.")
-@click.option("--seed", type=int, help="Makes the answer repeatable.")
-@click.option("--stop", multiple=True, help="String that ends the answer; may be given more than once.")
-@click.option("--ignore-eos", is_flag=True, default=None, help="Go on past the model's own end.")
+@to_server
 @debuggable
-def generate(prompt: str | None, address: str, chat: bool, timeout: float | None, **sampling: Any) -> None:
+@sampling_flags(max_tokens=256)
+def generate(
+    prompt: str | None,
+    chat: bool,
+    timeout: float | None,
+    connect: Callable[[], "Client"],
+    sampling: "pb.SamplingParams",
+) -> None:
     """Stream the answer to PROMPT, or to standard input, from a running server."""
     from rpc import client
     from rpc.proto.engine.v1 import engine_pb2 as pb
 
-    given = {name: value for name, value in sampling.items() if value is not None}
-    # Checked here first: protobuf's own complaint about a negative number names no field.
-    SamplingParams(**given)
     text = sys.stdin.read() if prompt is None else prompt
-    request = pb.GenerateRequest(sampling=pb.SamplingParams(**given))
+    request = pb.GenerateRequest(sampling=sampling)
     if chat:
         request.chat.CopyFrom(client.chat([{"role": "user", "content": text}]))
     else:
         request.text = text
-    asyncio.run(_generate(address, request, timeout))
+    asyncio.run(_generate(connect, request, timeout))
 
 
-async def _generate(address: str, request: "pb.GenerateRequest", timeout: float | None) -> None:
+async def _generate(connect: Callable[[], "Client"], request: "pb.GenerateRequest", timeout: float | None) -> None:
     import grpc
 
-    from rpc.client import Client, describe
+    from rpc.client import describe
 
     try:
-        async with Client(address) as client:
+        async with connect() as client:
             async for response in client.generate(request, timeout=timeout):
                 for delta in response.deltas:
                     click.echo(delta.text, nl=False)
         click.echo()
     except grpc.aio.AioRpcError as error:
         raise click.ClickException(describe(error)) from error
+
+
+@cli.command()
+@click.option("--system", help="System message to begin with.")
+@to_server
+@debuggable
+@sampling_flags(max_tokens=1024)
+def chat(system: str | None, connect: Callable[[], "Client"], sampling: "pb.SamplingParams") -> None:
+    """Talk with the model of a running server; /help lists what else can be typed."""
+    from engine.commands.chat import run_chat
+
+    run_chat(connect, sampling, system)
 
 
 @cli.command()

@@ -25,8 +25,8 @@ Origin = Literal["flag", "environment", "file", "default"]
 Command = TypeVar("Command", bound=Callable[..., None])
 
 PREFIX = "ENGINE_"
-NOT_SETTINGS = {"ENGINE_CONFIG", "ENGINE_CACHE_DIR"}
-"""Variables with our prefix that have another use: the file's path, and the folder of demo models."""
+NOT_SETTINGS = {"ENGINE_CONFIG", "ENGINE_CACHE_DIR", "ENGINE_API_KEY"}
+"""Variables with our prefix that have another use: the file's path, the folder of demo models, a client's token."""
 
 _SPELLINGS = {
     **dict.fromkeys(("true", "yes", "on", "1"), True),
