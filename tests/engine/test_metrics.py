@@ -333,7 +333,8 @@ def test_the_ports_must_differ() -> None:
 
 def test_a_server_prints_its_metrics_port_and_answers_there() -> None:
     """Under the model's name, before the first request; both ports are free ones."""
-    command = [sys.executable, "-m", "engine", "serve", "tests/golden/llama", "--port", "0", "--metrics-port", "0"]
+    flags = ("--device", "cpu", "--port", "0", "--metrics-port", "0")
+    command = [sys.executable, "-m", "engine", "serve", "tests/golden/llama", *flags]
     with subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         try:
             assert child.stdout is not None and child.stderr is not None

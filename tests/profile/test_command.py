@@ -16,7 +16,7 @@ SMALL = ("--num-prompts", "3", "--input-len", "20", "--output-len", "5", "--kv-c
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     with pytest.raises(SystemExit) as exited:
-        cli.main(["profile", *arguments])
+        cli.main(["profile", "--device", "cpu", *arguments])
     out, err = capsys.readouterr()
     return int(exited.value.code or 0), out, err
 
