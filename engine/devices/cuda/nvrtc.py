@@ -39,6 +39,7 @@ def compile_source(sources: Path, source: str, arch: str, options: Sequence[str]
             return ptx if isinstance(ptx, bytes) else ptx.encode()
         return bytes(nvrtc.getCUBIN(program)) + b"\0"  # CuPy's wrapper drops the last byte, which is a zero
     except nvrtc.NVRTCError as error:
-        raise DeviceFault(nvrtc.getProgramLog(program).strip() or str(error)) from error
+        log = nvrtc.getProgramLog(program).replace(f"{sources}/", "").strip()
+        raise DeviceFault(log or str(error)) from error
     finally:
         nvrtc.destroyProgram(program)
