@@ -1,169 +1,110 @@
 // The only file with inline PTX: one function per instruction, named after it.
 //
-// Fragments (`a`, `b`, `c`) are laid out as the PTX manual draws them: lane l holds rows l / 4 (and + 8) and columns
-// 2 * (l % 4), + 1 of each 8 x 8 tile of 16-bit elements. Shared memory is named by its 32-bit window address.
+// Needs sm_80. Addresses of shared memory are 32-bit offsets in the shared window (`shared_address`).
+// No header of the toolkit is included anywhere in cuda_src/: NVRTC alone compiles it.
 #pragma once
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 
-namespace ptx {
-typedef unsigned int u32;
-typedef unsigned long long u64;
+using u8 = unsigned char;
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+using i8 = signed char;
 
-// ---- shared memory addresses
+#define DEVICE __device__ __forceinline__
 
-__device__ __forceinline__ u32 shared_address(const void* pointer) {
-  return static_cast<u32>(__cvta_generic_to_shared(pointer));
+DEVICE u32 shared_address(const void* pointer) { return static_cast<u32>(__cvta_generic_to_shared(pointer)); }
+
+// ---- conversions, rounding to nearest even
+
+DEVICE u16 bf16_from_f32(float x) {
+  u16 bits;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+  return bits;
+}
+DEVICE u16 f16_from_f32(float x) {
+  u16 bits;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+  return bits;
+}
+DEVICE float f32_from_f16(u16 bits) {
+  float x;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
+  return x;
+}
+DEVICE float f32_from_bf16(u16 bits) { return __uint_as_float(static_cast<u32>(bits) << 16); }
+
+// `low` in bits 0 to 15.
+DEVICE u32 bf16x2_from_f32(float low, float high) {
+  u32 bits;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+  return bits;
+}
+DEVICE u32 f16x2_from_f32(float low, float high) {
+  u32 bits;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+  return bits;
 }
 
-// ---- asynchronous copies, global to shared; with !valid the destination is zero-filled and nothing is read
+// ---- arithmetic
 
-__device__ __forceinline__ void cp_async_16(u32 to, const void* from, bool valid = true) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
+DEVICE float ex2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
 }
-__device__ __forceinline__ void cp_async_8(u32 to, const void* from, bool valid = true) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(valid ? 8 : 0) : "memory");
+
+// ---- asynchronous copies from global to shared memory
+
+// 16 bytes past L1; the shared bytes become zero, and nothing is read, unless `valid`.
+DEVICE void cp_async_16(u32 shared, const void* global, bool valid) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(valid ? 16 : 0)
+               : "memory");
 }
-__device__ __forceinline__ void cp_async_4(u32 to, const void* from, bool valid = true) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(valid ? 4 : 0) : "memory");
+// 4 bytes, likewise.
+DEVICE void cp_async_4(u32 shared, const void* global, bool valid) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared), "l"(global), "r"(valid ? 4 : 0)
+               : "memory");
 }
-__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Waits until at most `Pending` of this thread's groups are in flight.
+DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most `Pending` of this thread's newest groups are in flight.
 template <int Pending>
-__device__ __forceinline__ void cp_async_wait() {
+DEVICE void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
 }
 
 // ---- tensor cores
 
-// Lane l gives the address of row l % 8 of matrix l / 8; rows are 16 bytes, 16-byte aligned.
-__device__ __forceinline__ void ldmatrix_x1(u32 (&f)[1], u32 row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];" : "=r"(f[0]) : "r"(row) : "memory");
-}
-__device__ __forceinline__ void ldmatrix_x2(u32 (&f)[2], u32 row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
-               : "=r"(f[0]), "=r"(f[1])
-               : "r"(row)
-               : "memory");
-}
-__device__ __forceinline__ void ldmatrix_x4(u32 (&f)[4], u32 row) {
+// Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
+// Register i of lane l gets elements (l / 4, 2 * (l % 4)) and its right neighbour of matrix i.
+DEVICE void ldmatrix_x4(u32 (&r)[4], u32 shared) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(f[0]), "=r"(f[1]), "=r"(f[2]), "=r"(f[3])
-               : "r"(row)
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared)
                : "memory");
 }
-__device__ __forceinline__ void ldmatrix_x2_trans(u32 (&f)[2], u32 row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
-               : "=r"(f[0]), "=r"(f[1])
-               : "r"(row)
-               : "memory");
-}
-__device__ __forceinline__ void ldmatrix_x4_trans(u32 (&f)[4], u32 row) {
+DEVICE void ldmatrix_x4_trans(u32 (&r)[4], u32 shared) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(f[0]), "=r"(f[1]), "=r"(f[2]), "=r"(f[3])
-               : "r"(row)
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared)
                : "memory");
 }
 
-// c += a * b, for a 16 x 16 tile `a` (row major) and a 16 x 8 tile `b` (column major); T picks the element type.
-template <class T>
-__device__ __forceinline__ void mma_m16n8k16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1);
-template <>
-__device__ __forceinline__ void mma_m16n8k16<__nv_bfloat16>(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+// c[16x8] += a[16x16] . b[16x8], accumulating in float32. With g = lane / 4 and t = lane % 4:
+//   a: (g, 2t), (g + 8, 2t), (g, 2t + 8), (g + 8, 2t + 8), each with its right neighbour
+//   b: (2t, g), (2t + 8, g), each with its lower neighbour
+//   c: (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1)
+DEVICE void mma_m16n8k16_bf16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-template <>
-__device__ __forceinline__ void mma_m16n8k16<__half>(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+DEVICE void mma_m16n8k16_f16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-
-// c += a * b in int8 with int32 sums: `a` is 16 x 32, `b` is 32 x 8.
-__device__ __forceinline__ void mma_m16n8k32_s8(int (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-// ---- conversions: two floats to one register, `lo` in the low half, rounded to nearest even
-
-template <class T>
-__device__ __forceinline__ u32 pack(float lo, float hi);
-template <>
-__device__ __forceinline__ u32 pack<__nv_bfloat16>(float lo, float hi) {
-  u32 packed;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(hi), "f"(lo));
-  return packed;
-}
-template <>
-__device__ __forceinline__ u32 pack<__half>(float lo, float hi) {
-  u32 packed;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(hi), "f"(lo));
-  return packed;
-}
-// Round to nearest even and clamp to [-128, 127].
-__device__ __forceinline__ int round_to_s8(float x) {
-  int rounded;
-  asm("cvt.rni.sat.s8.f32 %0, %1;" : "=r"(rounded) : "f"(x));
-  return rounded;
-}
-
-// ---- approximate functions of the special function unit
-
-__device__ __forceinline__ float exp2_approx(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-__device__ __forceinline__ float log2_approx(float x) {
-  float y;
-  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-__device__ __forceinline__ float rcp_approx(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-__device__ __forceinline__ float tanh_approx(float x) {
-  float y;
-  asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-// ---- loads of data that is read once, 16 bytes at a time, which should not displace what is in L1
-
-__device__ __forceinline__ uint4 load_stream_16(const void* from) {
-  uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(from));
-  return v;
-}
-
-// ---- barriers among some warps of a block; `threads` is a multiple of 32
-
-__device__ __forceinline__ void barrier_sync(int id, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-__device__ __forceinline__ void barrier_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-// ---- order between blocks
-
-__device__ __forceinline__ u32 atomic_add_acq_rel(u32* address, u32 value) {
-  u32 old;
-  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(address), "r"(value) : "memory");
-  return old;
-}
-}  // namespace ptx
