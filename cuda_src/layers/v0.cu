@@ -1,30 +1,16 @@
 // Layers v0: what lies between the products, one element per thread and turn; serves any width.
 //
-//   -DELEM_BF16    0, 1   element type
-//   -DWEIGHT_INT8  0, 1   the embedding is int8 with a scale per row
-//   -DINTERLEAVED  0, 1   gate_up alternates 8 gates and 8 ups, else all gates come first
+//   -DELEM_BF16  0, 1  element type
 //
 // Launch: grid rows, block 256; each block does one row. Residuals are float [rows, width].
 #include "common/element.cuh"
 #include "common/reduce.cuh"
 
-#if WEIGHT_INT8
-using table = i8;
-#else
-using table = element;
-#endif
-
-// out[row] = weight[ids[row]]; weight: [vocab, width], scales: float [vocab] or null, ids: int [rows].
+// out[row] = weight[ids[row]]; weight: element [vocab, width], ids: int [rows].
 extern "C" __global__ void __launch_bounds__(256)
-embedding_v0(const int* ids, const table* weight, const float* scales, float* out, int width) {
+embedding_v0(const int* ids, const element* weight, float* out, int width) {
   const size_t id = ids[blockIdx.x], row = blockIdx.x;
-  for (int i = threadIdx.x; i < width; i += blockDim.x) {
-#if WEIGHT_INT8
-    out[row * width + i] = static_cast<float>(weight[id * width + i]) * scales[id];
-#else
-    out[row * width + i] = to_float(weight[id * width + i]);
-#endif
-  }
+  for (int i = threadIdx.x; i < width; i += blockDim.x) out[row * width + i] = to_float(weight[id * width + i]);
 }
 
 // out[row] = x[indices[row]]; indices: int [rows], out: float [rows, width].
@@ -45,14 +31,14 @@ rms_norm_v0(const float* x, const float* weight, element* out, int width, float 
   for (int i = threadIdx.x; i < width; i += blockDim.x) out[row + i] = to_element(x[row + i] * scale * weight[i]);
 }
 
-// out = silu(gate) * up; gate_up: element [rows, 2 * width], out: element [rows, width].
+// out = silu(gate) * up; gate_up: element [rows, 2 * width], all gates first, or 8 gates and 8 ups in turn if
+// `interleaved`; out: element [rows, width].
 extern "C" __global__ void __launch_bounds__(256)
-silu_and_mul_v0(const element* gate_up, element* out, int width) {
+silu_and_mul_v0(const element* gate_up, element* out, int width, int interleaved) {
   const size_t row = blockIdx.x;
   for (int i = threadIdx.x; i < width; i += blockDim.x) {
-    const int at = INTERLEAVED ? i / 8 * 16 + i % 8 : i;
-    const float gate = to_float(gate_up[row * 2 * width + at]);
-    const float up = to_float(gate_up[row * 2 * width + at + (INTERLEAVED ? 8 : width)]);
+    const element* gates = gate_up + row * 2 * width + (interleaved ? i / 8 * 16 + i % 8 : i);
+    const float gate = to_float(gates[0]), up = to_float(gates[interleaved ? 8 : width]);
     out[row * width + i] = to_element(gate / (1.0f + expf(-gate)) * up);
   }
 }

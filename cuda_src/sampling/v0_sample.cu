@@ -103,10 +103,10 @@ DEVICE int sample(const float* logits, float* changed, int vocab, const RowParam
 // Sample i takes a token from logits[logit_rows[i]] for the row rows[i] at positions[i] of its sequence.
 //   logits: float [*, vocab]; logit_rows, rows, positions: int [samples]; params: [rows]
 //   rules, counts, history, masks: as in rules.cuh; changed: float [samples, vocab], scratch
-//   token_ids: int [samples], 0 where faulted: u8 [samples]; last_ids: int [rows]
+//   token_ids: int [samples], 0 where faulted: int [samples], 0 or 1; last_ids: int [rows]
 extern "C" __global__ void __launch_bounds__(512)
 sample_v0(const float* logits, const int* logit_rows, const int* rows, const int* positions, const RowParams* params,
-          const int* rules, u32* counts, int* history, const u32* masks, float* changed, int* token_ids, u8* faulted,
+          const int* rules, u32* counts, int* history, const u32* masks, float* changed, int* token_ids, int* faulted,
           int* last_ids, int vocab, int max_model_len) {
   __shared__ Scratch scratch;
   const int i = blockIdx.x, position = positions[i], index = rows[i];
