@@ -39,6 +39,9 @@ STATUS_CODES: dict[type[Exception], grpc.StatusCode] = {
     Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
 }
 
+MIN_REMAINING_SECONDS = 0.001
+"""grpc rounds a deadline up to whole milliseconds on the wire, so what is left of one that has passed can be so much."""
+
 MAX_MESSAGE_BYTES = 1200
 """Clients may refuse trailers above 8 KiB. A message is there percent-encoded (up to 3 times as long) and
 twice in base64 (4/3 each), 6.7 KiB in all."""
@@ -107,7 +110,7 @@ async def within_deadline(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncI
     A call that comes too late does not run the body.
     """
     remaining = context.time_remaining()
-    if remaining is not None and remaining <= 0:
+    if remaining is not None and remaining <= MIN_REMAINING_SECONDS:
         await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline passed before the call began")
     try:
         async with asyncio.timeout(remaining) as scope:

@@ -289,7 +289,7 @@ class CallContext:
         pass
 
 
-@pytest.mark.parametrize(("remaining", "submitted"), [(0.0, 0), (-1.0, 0), (0.01, 1)])
+@pytest.mark.parametrize(("remaining", "submitted"), [(0.0, 0), (-1.0, 0), (0.001, 0), (0.01, 1)])
 async def test_the_server_holds_the_deadline_itself(remaining: float, submitted: int) -> None:
     """One that has passed already costs nothing."""
     context = CallContext(remaining)
