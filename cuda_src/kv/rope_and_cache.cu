@@ -8,7 +8,7 @@
 //   keys, values      element or int8 [num_blocks, kv_heads, BLOCK_SIZE, HEAD_DIM]
 //   key_scales, value_scales  float32 [num_blocks, kv_heads, BLOCK_SIZE], unused unless KV_INT8
 //   rope              float32 [max_model_len, HEAD_DIM], a position's HEAD_DIM / 2 cosines, then its sines
-//   query_norm, key_norm      element [HEAD_DIM], unused unless QK_NORM
+//   query_norm, key_norm      float32 [HEAD_DIM], unused unless QK_NORM
 //   block_table       int32 [rows, blocks_per_row], of the layer's KV group
 //   token_rows, positions     int32 [tokens]; a token at a negative position is padding and is left out
 // int8 is rint(x / scale) with scale = absmax / 127 of the token's head, in IEEE float32; 0 where absmax is so small
@@ -41,7 +41,8 @@ struct Head {
 
   static DEVICE float2 unpack(u32 word) { return {to_float(word & 0xffff), to_float(word >> 16)}; }
 
-  DEVICE void normalise(const element* weight, float eps, int lane) {
+  // x / sqrt(mean(x**2) + eps) * weight.
+  DEVICE void normalise(const float* weight, float eps, int lane) {
     float sum = 0.f;
 #pragma unroll
     for (int i = 0; i < PER_LANE; ++i)
@@ -49,11 +50,14 @@ struct Head {
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
     const float factor = 1.f / sqrtf(sum / HEAD_DIM + eps);
-    const Head w(weight, lane);
+    const float2* weights = reinterpret_cast<const float2*>(weight);
 #pragma unroll
     for (int i = 0; i < PER_LANE; ++i) {
-      low[i] = {low[i].x * factor * w.low[i].x, low[i].y * factor * w.low[i].y};
-      high[i] = {high[i].x * factor * w.high[i].x, high[i].y * factor * w.high[i].y};
+      const int pair = lane + 32 * i;
+      if (pair >= PAIRS) continue;
+      const float2 a = weights[pair], b = weights[PAIRS + pair];
+      low[i] = {low[i].x * factor * a.x, low[i].y * factor * a.y};
+      high[i] = {high[i].x * factor * b.x, high[i].y * factor * b.y};
     }
   }
 
@@ -112,7 +116,7 @@ struct Head {
 
 extern "C" __global__ void __launch_bounds__(128)
 rope_and_cache(const element* qkv, element* queries, stored* keys, stored* values, float* key_scales,
-               float* value_scales, const float* rope, const element* query_norm, const element* key_norm,
+               float* value_scales, const float* rope, const float* query_norm, const float* key_norm,
                const int* block_table, const int* token_rows, const int* positions, int tokens, int heads,
                int kv_heads, int blocks_per_row, float eps) {
   const int all = heads + 2 * kv_heads, warp = blockIdx.x * 4 + threadIdx.x / 32, lane = threadIdx.x % 32;
