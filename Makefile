@@ -2,6 +2,7 @@
 # make serve   leave the demo model serving
 # make setup   only install
 # make test    run the test suite
+# make test-cuda  run the CUDA kernels and their device on the CPU (docs/gpu-without-gpu.md)
 # make check   what CI runs
 
 VENV ?= .venv
@@ -9,7 +10,7 @@ PYTHON := $(VENV)/bin/python
 # What an editable install depends on; Python sources are used in place.
 INSTALL_INPUTS := pyproject.toml hatch_build.py $(shell find rpc/proto -name '*.proto')
 
-.PHONY: run serve setup test check clean
+.PHONY: run serve setup test test-cuda check clean
 .DEFAULT_GOAL := run
 
 run: setup
@@ -21,7 +22,10 @@ serve: setup
 setup: $(VENV)/.installed-run
 
 test: $(VENV)/.installed-test
-	$(PYTHON) -m pytest -q
+	$(PYTHON) -m pytest -q -m "not cuda"
+
+test-cuda: $(VENV)/.installed-test-cuda
+	$(PYTHON) -m pytest -q -m cuda
 
 check:
 	.ci/run
@@ -31,7 +35,8 @@ clean:
 
 $(VENV)/.installed-run: EXTRAS := demo,cpu
 $(VENV)/.installed-test: EXTRAS := demo,cpu,test
-$(VENV)/.installed-run $(VENV)/.installed-test: $(INSTALL_INPUTS) | $(PYTHON)
+$(VENV)/.installed-test-cuda: EXTRAS := demo,cpu,test,test-cuda
+$(VENV)/.installed-run $(VENV)/.installed-test $(VENV)/.installed-test-cuda: $(INSTALL_INPUTS) | $(PYTHON)
 	@echo "Installing engine-llm[$(EXTRAS)] into $(VENV)"
 	@if command -v uv >/dev/null; then uv pip install --quiet --python $(PYTHON) -e '.[$(EXTRAS)]'; \
 	else $(PYTHON) -m pip install --quiet -e '.[$(EXTRAS)]'; fi

@@ -38,15 +38,13 @@ def include_dirs() -> list[str]:
 def compile_ptx(
     source: str, options: Iterable[str], arch: str, name: str, name_expressions: Iterable[str]
 ) -> tuple[str, dict[str, str]]:
-    """Compile to PTX as CuPy would, plus line information.
+    """Compile to PTX, with line information.
 
     Returns the PTX and the mangled name of each name expression. Raises CompileError.
     """
     expressions = tuple(name_expressions)
     arguments = (
-        *options, "--device-as-default-execution-space", "-lineinfo", f"-arch={arch}",
-        *(() if any("ftz" in option for option in options) else ("-ftz=true",)),
-        *(f"-I{path}" for path in include_dirs()),
+        *options, "-default-device", "-lineinfo", f"-arch={arch}", *(f"-I{path}" for path in include_dirs()),
     )  # fmt: skip
     key = _digest(source, name, *arguments, *expressions, str(nvrtc.getVersion()), *_headers(arguments))
     cached = _CACHE / "ptx" / key

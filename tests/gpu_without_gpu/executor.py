@@ -99,7 +99,7 @@ def compile(
     name: str = "kernel.cu",
     name_expressions: Iterable[str] = (),
 ) -> Module:
-    """Compile CUDA C++. `options` are NVRTC's; `-ftz=true` is added unless given, as CuPy does.
+    """Compile CUDA C++. `options` are NVRTC's; `-lineinfo` is added, and an architecture that gives PTX.
 
     Raises CompileError from NVRTC, PtxError for PTX that the executor does not model.
     """
@@ -131,10 +131,9 @@ class Module:
             memory.bytes[: len(variable.initial)] = np.frombuffer(variable.initial, np.uint8)
             memory.set_read_only(variable.constant)
             self.variables[variable.name] = memory
-        numbers: dict[tuple[str, int], int] = {}
-        self.site_lines = np.array(
-            [numbers.setdefault((s.file, s.line), len(numbers)) for s in translation.sites], np.uint32
-        )
+        numbers: dict[tuple[str, ...], int] = {}  # without line information, equal instructions pass for one
+        keys = [s.lines if s.has_lines else (s.ptx,) for s in translation.sites]
+        self.site_lines = np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.uint32)
 
     @property
     def kernel_names(self) -> tuple[str, ...]:
@@ -232,8 +231,7 @@ class Kernel:
 
     def _located(self, error: str, arrays: _DeviceArrays) -> str:
         def site(match: re.Match[str]) -> str:
-            where = self.module.translation.sites[int(match[1])]
-            return f"{where.file}:{where.line} ({where.ptx})"
+            return str(self.module.translation.sites[int(match[1])])
 
         def allocation(match: re.Match[str]) -> str:
             position = next((i for i, m in arrays.by_argument.items() if m.id == int(match[1])), None)

@@ -81,8 +81,11 @@ Operand = Register | Integer | FloatBits | Symbol | Sink | Memory | Tuple
 
 @dataclass(frozen=True, slots=True)
 class Location:
+    """A source line, and the lines it was inlined at, innermost first. Line 0: unknown."""
+
     file: int
     line: int
+    inlined_at: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,10 +361,12 @@ class _Parser:
         start = self._tokens[self._at].line
         self._next()
         file, line = self._integer(), self._integer()
+        callers = []
         while self._at < len(self._tokens) and self._tokens[self._at].line == start:
-            self._next()  # column, function_name, inlined_at
+            if self._next() == "inlined_at":  # else: a column, or `function_name` and its label
+                callers.append((self._integer(), self._integer()))
         if line:
-            self._location = Location(file, line)
+            self._location = Location(file, line, tuple(callers))
 
     def _registers(self) -> Registers:
         type_name, names = self._next()[1:], []

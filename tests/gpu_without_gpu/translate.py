@@ -59,11 +59,14 @@ _SPECIAL = {
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where an instruction comes from: source file and line, and its PTX."""
+    """Where an instruction comes from: `file:line`, the lines it was inlined at, and its PTX."""
 
-    file: str
-    line: int
+    lines: tuple[str, ...]
     ptx: str
+    has_lines: bool = True
+
+    def __str__(self) -> str:
+        return f"{', inlined at '.join(self.lines)} ({self.ptx})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +113,7 @@ def _aligned(at: int, align: int) -> int:
 class _ModuleWriter:
     def __init__(self, module: Module) -> None:
         self.module = module
-        self.sites: list[Site] = [Site("", 0, "")]
+        self.sites: list[Site] = [Site((), "")]
         self.seen: set[str] = set()
         self.shared: dict[str, int] = {}
         self.names: dict[str, Variable] = {v.name: v for v in module.variables}
@@ -259,16 +262,20 @@ class FunctionWriter:
     def error(self, what: str) -> PtxError:
         ins = self.instruction
         assert ins is not None
-        file = self.owner.module.files.get(ins.location.file, "?")
-        return PtxError(f"{what}: `{ins.text}` at PTX line {ins.ptx_line}, {file}:{ins.location.line}")
+        return PtxError(f"{what}: `{ins.text}` at PTX line {ins.ptx_line}, {', '.join(self._lines(ins))}")
+
+    def _lines(self, ins: Instruction) -> tuple[str, ...]:
+        if not ins.location.line:
+            return (f"PTX line {ins.ptx_line}",)
+        places = ((ins.location.file, ins.location.line), *ins.location.inlined_at)
+        return tuple(f"{self.owner.module.files.get(file, '?')}:{line}" for file, line in places)
 
     # ---- what handlers use
 
     def site(self) -> int:
         ins = self.instruction
         assert ins is not None
-        file = self.owner.module.files.get(ins.location.file, "?")
-        self.owner.sites.append(Site(file, ins.location.line, ins.text))
+        self.owner.sites.append(Site(self._lines(ins), ins.text, ins.location.line > 0))
         return len(self.owner.sites) - 1
 
     def register_type(self, name: str) -> str | None:

@@ -65,8 +65,8 @@ def half_result(function: str, args: list[str], type_name: str, sat: bool = Fals
 def arithmetic(w: FunctionWriter, ins: Instruction, m: Modifiers) -> str:
     t = m.type()
     if t in HALVES or is_float(t):
-        if m.flag("approx", "full") and t != "f32":
-            raise w.error("approximate arithmetic is for f32")
+        if m.flag("approx", "full") and t == "f64":
+            return coarse_f64(w, ins, m)
         return w.write_to(ins.operands[0], t, float_result(w, ins.opcode, sources(w, ins, t), t, m))
     return integer_arithmetic(w, ins, m, t)
 
@@ -168,8 +168,19 @@ def approximate(w: FunctionWriter, ins: Instruction, m: Modifiers) -> str:
     ftz = m.flag("ftz")
     if t in HALVES:  # ex2 and tanh; `.ftz` is obligatory in the spelling of ex2.approx.ftz.bf16
         return w.write_to(ins.operands[0], t, half_result(f"{ins.opcode}", [a], t))
+    if t == "f64":
+        return coarse_f64(w, ins, m)
     result = f"{ins.opcode}({f'flush({a})' if ftz else a})"
     return w.write_to(ins.operands[0], t, f"flush({result})" if ftz else result)
+
+
+def coarse_f64(w: FunctionWriter, ins: Instruction, m: Modifiers) -> str:
+    """rcp and rsqrt of f64: seeds for Newton steps, which read and give only the upper 32 bits."""
+    m.flag("ftz")
+    if ins.opcode not in ("rcp", "rsqrt"):
+        raise w.error("unknown approximation of f64")
+    [a] = sources(w, ins, "f64")
+    return w.write_to(ins.operands[0], "f64", f"upper_half({ins.opcode}(upper_half({a})))")
 
 
 @opcode("copysign")

@@ -146,6 +146,7 @@ inline f64 fma(f64 a, f64 b, f64 c) { return std::fma(a, b, c); }
 template <class T> inline T rcp(T a) { return T{1} / a; }
 template <class T> inline T sqrt(T a) { return std::sqrt(a); }
 template <class T> inline T rsqrt(T a) { return T{1} / std::sqrt(a); }
+inline f64 upper_half(f64 a) { return bit_cast<f64>(bit_cast<u64>(a) & 0xffffffff00000000u); }
 inline f32 ex2(f32 a) { return std::exp2(a); }
 inline f32 lg2(f32 a) { return std::log2(a); }
 inline f32 sin(f32 a) { return std::sin(a); }
