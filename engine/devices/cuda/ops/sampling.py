@@ -30,8 +30,8 @@ ROW_PARAMS = np.dtype(
         *((name, np.int32) for name in ("num_banned", "num_bias", "num_allowed", "words_length", "unused")),
     ]
 )
-"""RowParams of cuda_src/sampling/row.cuh. `history` is the row's index into counts and history or NO_HISTORY, `rules` where
-its part of the rules begins; both are the caller's to fill in."""
+"""RowParams of cuda_src/sampling/row.cuh. The caller fills in `history`, the row's index into counts and history or
+NO_HISTORY, and `rules`, where its part of the rules begins."""
 
 MAX_VOCAB = 1 << 24
 """Bits of an id in the order of tokens."""
@@ -127,7 +127,7 @@ def scatter(
 def start_history(
     registry: KernelRegistry, state: SamplingState, slot: int, tokens: Any, length: int, prompt_len: int, *, stream: Any
 ) -> None:
-    """Fill history `slot` with tokens i32 [length], of which `prompt_len` are the prompt's; its counts are zero before."""
+    """Fill history `slot` with tokens i32 [length], the first `prompt_len` the prompt's; its counts are zero before."""
     if length:
         sizes = map(np.int32, (slot, length, prompt_len, state.vocab, state.max_model_len))
         kernel = registry.get(_SAMPLE, "start_history_v0")
