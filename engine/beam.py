@@ -3,7 +3,8 @@
 Every beam is a sequence. A step gives each beam its most likely next tokens; when all beams have them,
 the best continuations are chosen and the sequences are *branched*: each takes over the blocks and tokens
 of the beam it continues, and copies on write as any fork does. Hypotheses that end (at an end id) leave
-the beam; the search ends at max_tokens, or when no live beam can beat the worst of the best ended ones.
+the beam; the search ends at max_tokens, or when the best live beam, scored at the length it has, does not
+beat the worst of the best ended ones. The rules are in docs/sampling.md.
 Source: the beam search of Hugging Face transformers (scores are cumulative logprob / length**penalty).
 Read next: `engine/publish.py`, `Scheduler.branch`.
 """
@@ -67,9 +68,7 @@ class BeamRequest(LiveRequest):
         # The beams begin as equal forks of the prompt: the first one's candidates stand for all.
         begun = self._candidates if self._has_begun else {0: self._candidates[0]}
         self._has_begun = True
-        candidates = sorted(
-            (c for beam in sorted(begun) for c in begun[beam]), key=lambda c: c.logprob, reverse=True
-        )
+        candidates = sorted((c for beam in sorted(begun) for c in begun[beam]), key=lambda c: c.logprob, reverse=True)
         self._candidates = {}
         live = self._choose(candidates)
         num_output = self.sequences[0].num_output + 1

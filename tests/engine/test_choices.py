@@ -61,9 +61,13 @@ async def test_best_of_returns_the_likeliest_and_only_then() -> None:
 
 
 def naive_beam_search(
-    prompt: list[int], width: int, max_tokens: int, ends: set[int], penalty: float
+    prompt: list[int], width: int, max_tokens: int, ends: set[int], penalty: float, *, exhaustive: bool = True
 ) -> list[tuple[float, list[int]]]:
-    """Every hypothesis, ended or out of length, best score first; nothing is shared or stopped early."""
+    """Every hypothesis, ended or out of length, best score first; nothing is shared.
+
+    Unless `exhaustive`, it stops as Hugging Face's does: when the best live beam, scored at the length
+    it has, does not beat the worst of the `width` best ended ones.
+    """
     live: list[tuple[float, list[int]]] = [(0.0, [])]
     ended: list[tuple[float, list[int]]] = []
     for step in range(1, max_tokens + 1):
@@ -80,6 +84,9 @@ def naive_beam_search(
                 ended.append((logprob / step**penalty, ids))
             else:
                 live.append((logprob, ids))
+        best = sorted((score for score, _ in ended), reverse=True)[:width]
+        if not exhaustive and len(best) == width and live and live[0][0] / step**penalty <= best[-1]:
+            return sorted(ended, key=lambda e: e[0], reverse=True)
     ended += [(logprob / max_tokens**penalty, ids) for logprob, ids in live]
     return sorted(ended, key=lambda e: e[0], reverse=True)
 

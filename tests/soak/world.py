@@ -55,7 +55,7 @@ class Request:
         """The output of each choice if nothing ends it early, from plain lists."""
         n, width = self.params.get("n", 1), self.params.get("best_of") or self.params.get("n", 1)
         if self.params.get("use_beam_search"):
-            found = naive_beam_search(self.prompt, width, self.max_tokens, set(self.stops), 1.0)
+            found = naive_beam_search(self.prompt, width, self.max_tokens, set(self.stops), 1.0, exhaustive=False)
             return {i: ids for i, (_, ids) in enumerate(found[:n])}
         outputs = [self._until_stop(expected(self.prompt, self.max_tokens, choice)) for choice in range(width)]
         if width > n:
