@@ -20,6 +20,7 @@ from cupy_backends.cuda.libs import nvrtc
 _ROOT = Path(__file__).resolve().parents[2]
 _RUNTIME = Path(__file__).resolve().parent / "runtime"
 _CACHE = _ROOT / "build" / "gpu_without_gpu"
+_KERNEL_HEADERS = ("types.h", "convert.h", "arithmetic.h", "device.h")
 # -O1: twice as fast to compile as -O2, and the kernel's time is in the runtime library.
 _COMMON = ("-std=c++20", "-fPIC", "-shared", "-fno-strict-aliasing", "-ffp-contract=off")
 _KERNEL_FLAGS = (*_COMMON, "-O1", "-w", f"-I{_RUNTIME}")
@@ -72,19 +73,20 @@ def _nvrtc(source: str, arguments: tuple[str, ...], name: str, expressions: tupl
 
 def _headers(arguments: tuple[str, ...]) -> list[str]:
     """The text of every header that the -I options of the repository reach."""
-    folders = [Path(a[2:]) for a in arguments if a.startswith("-I") and not a.startswith(tuple(f"-I{d}" for d in include_dirs()))]
+    cuda = [f"-I{path}" for path in include_dirs()]
+    folders = [Path(a[2:]) for a in arguments if a.startswith("-I") and a not in cuda]
     return [file.read_text() for folder in folders for file in sorted(folder.rglob("*.cuh"))]
 
 
 def runtime_library() -> Path:
     """The runtime library, built on first use."""
     sources = sorted(_RUNTIME.glob("*.cpp"))
-    return _shared_object("runtime", tuple(map(str, sources)), _RUNTIME_FLAGS, _runtime_text())
+    return _shared_object("runtime", tuple(map(str, sources)), _RUNTIME_FLAGS, _text(*sorted(_RUNTIME.iterdir())))
 
 
 def kernel_library(cpp: str, name: str) -> Path:
     """One translated kernel as a shared object; it needs the runtime library loaded globally."""
-    key = _digest(cpp, _runtime_text())
+    key = _digest(cpp, _text(*(_RUNTIME / name for name in _KERNEL_HEADERS)))
     source = _CACHE / "cpp" / f"{name[:80]}-{key[:16]}.cpp"
     if not source.exists():
         _publish(source, cpp.encode())
@@ -105,8 +107,8 @@ def _shared_object(name: str, sources: tuple[str, ...], flags: tuple[str, ...], 
 
 
 @functools.cache
-def _runtime_text() -> str:
-    return "".join(file.read_text() for file in sorted(_RUNTIME.iterdir()))
+def _text(*files: Path) -> str:
+    return "".join(file.read_text() for file in files)
 
 
 @functools.cache

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.gpu_without_gpu import build, machine, ptx, translate
+from tests.gpu_without_gpu import build, machine, parser, ptx, translate
 from tests.gpu_without_gpu.build import CompileError
 from tests.gpu_without_gpu.machine import Allocation, Traffic
 from tests.gpu_without_gpu.ptx import PtxError
@@ -88,7 +88,7 @@ def poisoned(shape: int | tuple[int, ...], dtype: Any) -> NDArray[Any]:
 
 @functools.cache
 def _load(text: str, names: tuple[tuple[str, str], ...], arch: str) -> Module:
-    return Module(translate.translate(ptx.parse(text)), dict(names), arch)
+    return Module(translate.translate(parser.parse(text)), dict(names), arch)
 
 
 def compile(
@@ -218,10 +218,7 @@ class Kernel:
             raise TypeError(f"{self.info.name}: {len(args)} arguments, it takes {len(params)}")
         packed = bytearray(params[-1].offset + params[-1].nbytes if params else 0)
         for i, (arg, param) in enumerate(zip(args, params, strict=True)):
-            if isinstance(arg, np.generic):
-                value = arg.tobytes()
-            else:
-                value = arrays.address(i).to_bytes(8, "little")
+            value = arg.tobytes() if isinstance(arg, np.generic) else arrays.address(i).to_bytes(8, "little")
             if len(value) != param.nbytes:
                 raise TypeError(
                     f"{self.info.name}: argument {i} has {len(value)} bytes, the parameter has {param.nbytes}"

@@ -86,7 +86,7 @@ class Allocation:
         if not self.id:
             raise MemoryError(f"the executor's arena has no {nbytes} bytes left")
         self.ptr: int = library().gpu_address(self.id)
-        self.bytes: NDArray[np.uint8] = np.frombuffer((ctypes.c_uint8 * nbytes).from_address(self.ptr), np.uint8)
+        self.bytes: NDArray[np.uint8] = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(self.ptr))
         self.bytes[...] = POISON
 
     def set_read_only(self, read_only: bool) -> None:

@@ -133,9 +133,7 @@ class _ModuleWriter:
         for v in self.module.variables:
             if v.space == "shared" and not v.count:
                 self.shared[v.name] = dynamic_base
-        kernels = {
-            f.name: self._kernel(f, (*common, *own[f.name]), dynamic_base) for f in entries
-        }
+        kernels = {f.name: self._kernel(f, (*common, *own[f.name]), dynamic_base) for f in entries}
         written = {
             f.name: FunctionWriter(self, f).write() for f in self.module.functions.values() if f.body is not None
         }
@@ -147,8 +145,8 @@ class _ModuleWriter:
             *(written[f.name] for f in helpers),
         ]
         units = {name: "\n".join((*common_text, written[name], "}  // namespace gpu\n")) for name in kernels}
-        variables = tuple(GlobalVariable(v.name, _initial_bytes(v), v.space == "const") for v in self._globals())
-        return Translation(units, kernels, variables, tuple(self.sites), frozenset(self.seen))
+        globals_ = tuple(GlobalVariable(v.name, _initial_bytes(v), v.space == "const") for v in self._globals())
+        return Translation(units, kernels, globals_, tuple(self.sites), frozenset(self.seen))
 
     def _globals(self) -> list[Variable]:
         return [v for v in self.module.variables if v.space != "shared"]

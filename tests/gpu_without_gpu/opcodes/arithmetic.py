@@ -320,7 +320,9 @@ def set_predicate(w: FunctionWriter, ins: Instruction, m: Modifiers) -> str:
     targets = ins.operands[0].items if isinstance(ins.operands[0], Tuple) else (ins.operands[0],)
     if len(targets) == 1:
         return w.write_to(targets[0], "pred", truths[0])
-    first, second = (w.write_to(target, "pred", name) for target, name in zip(targets, ("first", "second"), strict=True))
+    first, second = (
+        w.write_to(target, "pred", name) for target, name in zip(targets, ("first", "second"), strict=True)
+    )
     return f"{{ bool first = {truths[0]}, second = {truths[1]}; {first} {second} }}"
 
 

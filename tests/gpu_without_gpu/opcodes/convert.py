@@ -35,9 +35,7 @@ def convert(w: FunctionWriter, ins: Instruction, m: Modifiers) -> str:
     return w.write_to(ins.operands[0], target, result)
 
 
-def converted(
-    w: FunctionWriter, value: str, source: str, target: str, rounding: str, to_whole: bool, sat: bool
-) -> str:
+def converted(w: FunctionWriter, value: str, source: str, target: str, rounding: str, to_whole: bool, sat: bool) -> str:
     mode = f"Round::{rounding}"
     if source not in FLOATS and target not in FLOATS:
         return f"clamp_integer<{target}>({value})" if sat else f"static_cast<{target}>({value})"
