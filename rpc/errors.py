@@ -40,7 +40,7 @@ STATUS_CODES: dict[type[Exception], grpc.StatusCode] = {
 }
 
 MIN_REMAINING_SECONDS = 0.001
-"""grpc rounds a deadline up to whole milliseconds on the wire, so what is left of one that has passed can be so much."""
+"""grpc rounds a deadline up to whole milliseconds on the wire: so much may be left of one that has passed."""
 
 MAX_MESSAGE_BYTES = 1200
 """Clients may refuse trailers above 8 KiB. A message is there percent-encoded (up to 3 times as long) and

@@ -11,8 +11,7 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
@@ -59,34 +58,43 @@ class Server:
         self._server = grpc.aio.server(
             interceptors=[Authentication(self._keys)] if self._keys else (), options=options.channel_arguments()
         )
+        self._signals = {signal.SIGTERM: self.stop, signal.SIGINT: self.stop}
+        if self._keys is not None:
+            self._signals[signal.SIGHUP] = self.reload_keys
         self._stop_asked = asyncio.Event()
         self._scope: asyncio.Timeout | None = None
 
     async def start(self) -> int:
-        """Listen, not serving yet. Returns the port. Raises OSError when it cannot be bound."""
+        """Listen, not serving yet, and handle signals until `run` ends.
+
+        Returns the port. Raises OSError when it cannot be bound.
+        """
         pb_grpc.add_EngineServicer_to_server(self._servicer, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection((SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
         await self._set_serving(False)
         port = _bind(self._server, self._options, self._credentials)
         await self._server.start()
+        for number, handler in self._signals.items():
+            asyncio.get_running_loop().add_signal_handler(number, handler)
         return port
 
     async def run(self) -> None:
         """Load the engine, serve until a signal, drain. Raises what the engine fails with."""
-        scope = self._scope = asyncio.timeout(None)
-        with self._signals():
-            try:
-                async with scope, self._engine:
-                    await self._serve()
-            except TimeoutError:
-                if not scope.expired():
-                    raise
-                logger.warning("stopped at once")
-            finally:
-                self._scope = None
-                await self._set_serving(False)
-                await self._server.stop(0 if scope.expired() else FLUSH_SECONDS)
+        scope = self._scope = asyncio.timeout(0 if self._stop_asked.is_set() else None)
+        try:
+            async with scope, self._engine:
+                await self._serve()
+        except TimeoutError:
+            if not scope.expired():
+                raise
+            logger.warning("stopped at once")
+        finally:
+            self._scope = None
+            await self._set_serving(False)
+            await self._server.stop(0 if scope.expired() else FLUSH_SECONDS)
+            for number in self._signals:
+                asyncio.get_running_loop().remove_signal_handler(number)
 
     def stop(self) -> None:
         """Drain; at once the second time, and while there is nothing to drain yet."""
@@ -119,8 +127,8 @@ class Server:
                 await self._drain()
             asked.cancel()
             failed.cancel()
-        if failed.done() and not failed.cancelled():
-            raise failed.result()
+        if self._engine.state == "failed":
+            raise await self._engine.wait_failed()
 
     async def _drain(self) -> None:
         grace = self._options.grace
@@ -136,20 +144,6 @@ class Server:
         status = statuses.SERVING if is_serving else statuses.NOT_SERVING
         for service in (health.OVERALL_HEALTH, SERVICE_NAME):
             await self._health.set(service, status)
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-        handlers = {signal.SIGTERM: self.stop, signal.SIGINT: self.stop}
-        if self._keys is not None:
-            handlers[signal.SIGHUP] = self.reload_keys
-        for number, handler in handlers.items():
-            loop.add_signal_handler(number, handler)
-        try:
-            yield
-        finally:
-            for number in handlers:
-                loop.remove_signal_handler(number)
 
 
 def _bind(server: grpc.aio.Server, options: ServerOptions, credentials: grpc.ServerCredentials | None) -> int:

@@ -72,7 +72,7 @@ async def statuses(address: str) -> AsyncIterator[int]:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_live_streams_finish_within_the_grace_time(model: Path, number: signal.Signals) -> None:
     async with serving(model, "--grace", "120") as (process, client, address):
-        calls = await streams(client, 400)
+        calls = await streams(client, 150)
         watch = statuses(address)
         assert await anext(watch) == SERVING
         process.send_signal(number)
