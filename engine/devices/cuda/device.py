@@ -1,7 +1,7 @@
 """CudaDevice: the loop's side of the executor. Launches in the loop's thread, results through one waiting thread.
 
-Launching is queueing, so the loop does it itself. To learn that a step has ended somebody must ask the driver: polling costs
-the loop a timer's delay or its processor, and a host callback runs in the driver's thread and holds up the
+Launching is queueing, so the loop does it itself. To learn that a step has ended somebody must ask the driver: polling
+costs the loop a timer's delay or its processor, and a host callback runs in the driver's thread and holds up the
 stream while it waits for the GIL. So one thread sleeps in `event.synchronize`, which releases the GIL, and wakes the
 loop. If the GPU faults, every ticket in flight and every later one raises DeviceFault with the reason.
 Read next: `engine/devices/cuda/executor.py`.
@@ -16,10 +16,13 @@ from pathlib import Path
 from typing import Self
 
 from engine.config import LoadFormat
-from engine.devices.cuda.executor import CudaExecutor, Launched, cuda_errors
+from engine.devices.cuda.buffers import out_of_memory
+from engine.devices.cuda.executor import CudaExecutor
+from engine.devices.cuda.launched import Launched
+from engine.devices.cuda.registry import KernelRegistry
 from engine.devices.cuda.shape import CudaShape
 from engine.devices.protocol import DeviceInfo
-from engine.errors import ConfigError, DeviceFault, StepFault
+from engine.errors import DeviceFault, StepFault
 from engine.plan import SampleBatch, StepPlan, StepResult
 from loader.progress import byte_progress
 from loader.weights import WeightSource, dummy_weights, plan_weights
@@ -48,12 +51,12 @@ def _retrieve(future: asyncio.Future[StepResult]) -> None:
 class CudaDevice:
     """Made by `open`; a Device."""
 
-    def __init__(self, executor: CudaExecutor) -> None:
+    def __init__(self, executor: CudaExecutor, name: str) -> None:
         self._executor = executor
         self._loop = asyncio.get_running_loop()
-        self._info = DeviceInfo("cuda", executor.name, executor.shape.dtype)
+        self._info = DeviceInfo("cuda", name, executor.shape.dtype)
         self._fault: DeviceFault | None = None
-        self._rejected: tuple[int, StepFault] | None = None
+        self._rejected: StepFault | None = None
         self._launched: queue.SimpleQueue[tuple[Launched, asyncio.Future[StepResult]] | None] = queue.SimpleQueue()
         self._waiter = threading.Thread(target=self._wait, name="cuda-waiter", daemon=True)
         self._waiter.start()
@@ -61,7 +64,7 @@ class CudaDevice:
     @classmethod
     async def open(cls, shape: CudaShape, path: Path, load_format: LoadFormat, seed: int) -> Self:
         """Load the model and every kernel it needs. Raises ConfigError, CheckpointError or DeviceFault."""
-        return cls(await asyncio.to_thread(_load, shape, path, load_format, seed))
+        return cls(await asyncio.to_thread(_load, shape, path, load_format, seed), _gpu_name())
 
     @property
     def info(self) -> DeviceInfo:
@@ -69,51 +72,83 @@ class CudaDevice:
 
     def forward(self, plan: StepPlan) -> None:
         self._rejected = None
-        self._launch(plan.step, lambda: self._executor.forward(plan))
+        self._attempt(lambda: self._executor.forward(plan))
 
     def sample(self, batch: SampleBatch) -> CudaTicket:
         future: asyncio.Future[StepResult] = self._loop.create_future()
-        if self._fault is None and self._rejected is None:
-            self._launch(batch.step, lambda: self._launched.put((self._executor.sample(batch), future)))
-        if self._fault is not None:
-            future.set_exception(self._fault)
-        elif self._rejected is not None:
-            future.set_exception(self._rejected[1])
+        if self._rejected is None:
+            self._attempt(lambda: self._launched.put((self._executor.sample(batch), future)))
+        fault = self._fault or self._rejected
+        if fault is not None:
+            future.set_exception(fault)
         return CudaTicket(future)
 
     async def close(self) -> None:
-        if not self._waiter.is_alive():
-            return
-        self._launched.put(None)
-        await asyncio.to_thread(self._waiter.join)
-        self._executor.close()
+        if self._waiter.is_alive():
+            self._launched.put(None)
+            await asyncio.to_thread(self._waiter.join)
 
-    def _launch(self, step: int, launch: Callable[[], None]) -> None:
+    def _attempt(self, launch: Callable[[], None]) -> None:
         """Queue work; a plan that is wrong fails its step, an error of CUDA the device."""
         if self._fault is not None:
             return
         try:
             launch()
         except ValueError as error:
-            self._rejected = step, StepFault(f"cuda device: ValueError: {error}")
-        except cuda_errors() as error:
-            self._fault = _fault(error)
+            self._rejected = StepFault(f"cuda device: ValueError: {error}")
+        except _cuda_errors() as error:
+            self._fault = _device_fault(error)
 
     def _wait(self) -> None:
-        """The thread: wait for steps in order and hand their results to the loop."""
+        """The thread: wait for steps in their order, hand each to the loop."""
         while (item := self._launched.get()) is not None:
             launched, future = item
+            fault: DeviceFault | None = None
             try:
                 launched.wait()
-                settle, value = self._settle, launched
-            except cuda_errors() as error:
-                settle, value = self._fail, _fault(error)
+            except _cuda_errors() as error:
+                fault = _device_fault(error)
             with suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(settle, future, value)
+                self._loop.call_soon_threadsafe(self._settle, launched, future, fault)
 
-    def _settle(self, future: asyncio.Future[StepResult], launched: Launched) -> None:
-        future.set_result(launched.result())
+    def _settle(self, launched: Launched, future: asyncio.Future[StepResult], fault: DeviceFault | None) -> None:
+        if fault is None:
+            future.set_result(launched.result())
+        else:
+            self._fault = fault
+            future.set_exception(fault)
 
-    def _fail(self, future: asyncio.Future[StepResult], fault: DeviceFault) -> None:
-        self._fault = fault
-        future.set_exception(fault)
+
+def _load(shape: CudaShape, path: Path, load_format: LoadFormat, seed: int) -> CudaExecutor:
+    import cupy
+
+    source: WeightSource
+    source = dummy_weights(shape.decoder, seed) if load_format == "dummy" else plan_weights(path, shape.decoder)
+    registry = KernelRegistry(f"sm_{cupy.cuda.Device().compute_capability}")
+    try:
+        with byte_progress("Loading weights", source.nbytes) as advance:
+            return CudaExecutor(shape, source, registry, advance)
+    except _cuda_errors() as error:
+        raise _device_fault(error) from error
+
+
+def _gpu_name() -> str:
+    import cupy
+
+    name: bytes = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"]
+    return name.decode()
+
+
+def _cuda_errors() -> tuple[type[Exception], ...]:
+    import cupy
+
+    cuda = cupy.cuda
+    return cuda.runtime.CUDARuntimeError, cuda.driver.CUDADriverError, cuda.memory.OutOfMemoryError
+
+
+def _device_fault(error: Exception) -> DeviceFault:
+    import cupy
+
+    if isinstance(error, cupy.cuda.memory.OutOfMemoryError):
+        return out_of_memory(error)
+    return DeviceFault(f"cuda device: {error}")

@@ -6,7 +6,7 @@ EXTRAS = "engine-llm[cuda13] (driver 580 or newer) or engine-llm[cuda12]"
 
 
 def find_gpu() -> None:
-    """Return if there is a GPU that the device can use. Raises ConfigError with what is missing and what to do about it."""
+    """Return if the device can be used. Raises ConfigError with what is missing and what to do about it."""
     try:
         import cupy
     except ImportError as error:

@@ -1,7 +1,8 @@
 """Memory facts of the cuda device: what the model will take, and what this GPU has."""
 
 from engine.config import EngineConfig
-from engine.devices.cuda.buffers import workspace_nbytes
+from engine.devices.cuda.buffers import buffer_specs, specs_nbytes
+from engine.devices.cuda.rows import row_specs
 from engine.devices.cuda.shape import cuda_shape
 from engine.devices.cuda.weights import weights_nbytes
 from engine.memory import MemoryFacts
@@ -15,7 +16,7 @@ def cuda_memory_facts(config: EngineConfig, decoder: DecoderConfig) -> MemoryFac
     return MemoryFacts(
         available=_available_bytes(config.gpu_memory_utilization),
         weights=weights_nbytes(shape),
-        workspace=workspace_nbytes(shape),
+        workspace=specs_nbytes(buffer_specs(shape)) + specs_nbytes(row_specs(shape)),
         block=shape.block_nbytes,
         dedicated=True,
     )
@@ -25,5 +26,5 @@ def _available_bytes(utilization: float) -> int:
     """The engine's share of the GPU, less what others (and the CUDA context) hold already."""
     import cupy
 
-    free, total = cupy.cuda.runtime.memGetInfo()
+    free, total = map(int, cupy.cuda.runtime.memGetInfo())
     return max(0, int(total * utilization) - (total - free))

@@ -14,9 +14,6 @@ from loader.decoder import DecoderConfig
 HEAD_ROWS = 64
 """Rows per product with the vocabulary: bounds the logits to 64 x vocabulary x 4 bytes."""
 
-HEAD_DIMS = (64, 80, 96, 128, 256)
-"""What the attention kernels are written for."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaShape:
@@ -74,8 +71,9 @@ def cuda_shape(config: EngineConfig, decoder: DecoderConfig, *, num_blocks: int,
     problems = []
     if config.dtype == "float32":
         problems.append("dtype: the cuda device computes in bfloat16 or float16, float32 needs --device cpu")
-    if decoder.head_dim not in HEAD_DIMS:
-        problems.append(f"head_dim: {decoder.head_dim} is not one of {', '.join(map(str, HEAD_DIMS))}")
+    for name, multiple in (("head_dim", 4), ("intermediate_size", 8)):
+        if getattr(decoder, name) % multiple:
+            problems.append(f"{name}: {getattr(decoder, name)} is not a multiple of {multiple}, as the kernels need")
     if problems:
         raise ConfigError("; ".join(problems))
     return CudaShape(

@@ -21,7 +21,7 @@ class Slot:
     """One step's words and results, both arrays of 32-bit integers.
 
     Attributes:
-        began, ended, arrived: events of the step's first and last kernel and of its results on the host.
+        arrived: the event of the results being on the host.
     """
 
     def __init__(self, words: int, result_words: int) -> None:
@@ -31,14 +31,15 @@ class Slot:
         self._results = _Pair(result_words)
         self._used = self._sent = self._result_used = 0
         self._uploaded = cupy.cuda.Event(disable_timing=True)
-        self.began, self.ended = cupy.cuda.Event(), cupy.cuda.Event()
+        self._began, self._ended = cupy.cuda.Event(), cupy.cuda.Event()
         self.arrived = cupy.cuda.Event(block=True)  # a thread that waits for it sleeps
 
-    def begin(self) -> None:
-        """Forget the last step; its copies have all happened."""
+    def begin(self, compute: Any) -> None:
+        """Forget the last step, whose copies have all happened."""
         self._used = self._sent = self._result_used = 0
         self._words.forget()
         self._results.forget()
+        self._began.record(compute)
 
     def put(self, values: Any) -> int:
         """Append 32-bit words; where they begin. Arrays of other 4-byte types keep their bits."""
@@ -64,20 +65,20 @@ class Slot:
         """The uploaded words on the GPU."""
         return self._words.gpu
 
-    def results(self, words: int) -> slice:
-        """Append room for results; views of it come from `result`."""
+    def room(self, words: int) -> slice:
+        """Append room for results."""
         first, self._result_used = self._result_used, self._result_used + words
         self._results.reserve(self._result_used, keep=0)
         return slice(first, self._result_used)
 
-    def result(self, part: slice, dtype: Any = np.int32) -> Any:
+    def results(self, part: slice, dtype: Any = np.int32) -> Any:
         """A part of the results on the GPU. Valid once all room has been taken."""
         return self._results.gpu[part].view(dtype)
 
     def download(self, copies: Any, compute: Any) -> None:
         """Bring the results to the host behind everything launched so far."""
-        self.ended.record(compute)
-        copies.wait_event(self.ended)
+        self._ended.record(compute)
+        copies.wait_event(self._ended)
         if self._result_used:
             part = slice(0, self._result_used)
             self._results.gpu[part].get(stream=copies, out=self._results.host[part], blocking=False)
@@ -87,6 +88,12 @@ class Slot:
         """A copy of a part of the results on the host, once `arrived` has happened."""
         words: NDArray[Any] = self._results.host[part].copy()
         return words.view(dtype)
+
+    def seconds(self) -> float:
+        """Time from `begin` to the last kernel on the GPU, once `arrived` has happened."""
+        import cupy
+
+        return float(cupy.cuda.get_elapsed_time(self._began, self._ended)) / 1000
 
 
 class _Pair:
