@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from engine.commands.compile import compile_command
 from engine.commands.sampling import sampling_flags
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineError, InvalidRequest
@@ -241,4 +242,5 @@ def version() -> None:
     click.echo(metadata.version("engine-llm"))
 
 
+cli.add_command(compile_command(debuggable))
 cli.add_command(profile_command(LAYERS.options, debuggable))

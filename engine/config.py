@@ -54,6 +54,9 @@ class EngineConfig:
     quantization: Quantization = _setting(
         "auto", "auto leaves the weights as they are; int8 rounds them while loading, a scale per output channel."
     )
+    batch_invariant: bool = _setting(
+        False, "Same tokens whatever else is in the batch, without cuBLAS; the cpu device always does this."
+    )
     enable_prefix_caching: bool = _setting(True, "Reuse KV blocks of equal prefixes.")
     enable_chunked_prefill: bool = _setting(True, "Split long prompts over steps.")
     long_prefill_token_threshold: int = _setting(

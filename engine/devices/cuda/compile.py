@@ -1,4 +1,4 @@
-"""`engine compile`: every kernel a model may need, or that there is, to cubins in a folder; needs NVRTC, no GPU."""
+"""Every kernel that a model may launch, or that there is, to cubins in a folder; needs NVRTC but no GPU."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -11,29 +11,26 @@ from engine.devices.cuda.variants import all_variants, model_variants
 from engine.errors import ConfigError
 from loader.checkpoint import open_checkpoint
 
-ARCHS = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120")
-"""One per generation that differs; their cubins run on the rest of it."""
 
-
-def compile_kernels(archs: Sequence[str], folder: Path, config: EngineConfig | None) -> Iterator[str]:
+def compile_cubins(archs: Sequence[str], folder: Path, config: EngineConfig | None) -> Iterator[str]:
     """Compile into `folder`; a line for people per architecture.
 
     Args:
         config: of the model to compile for; None compiles all that the tables list.
 
     Raises:
-        ConfigError: an architecture NVRTC does not know, no NVRTC, a folder that cannot be written.
+        ConfigError: an architecture NVRTC does not know, no CuPy or NVRTC, a folder that cannot be written.
         CheckpointError: the model's.
         DeviceFault: a kernel does not compile.
     """
     unknown = [arch for arch in archs if not re.fullmatch(r"(sm|compute)_\d+[af]?", arch)]
-    if unknown or not archs:
-        raise ConfigError(f"arch: {', '.join(unknown) or 'nothing'} is no list of architectures such as sm_90")
+    if unknown:
+        raise ConfigError(f"arch: {', '.join(map(repr, unknown))}: expected names such as sm_90")
+    variants = sorted(_variants(config))
     for arch in archs:
-        variants = sorted(_variants(config))
         paths = KernelRegistry(arch, folders=[folder]).compile(variants)
         size = sum(path.stat().st_size for path in set(paths))
-        yield f"{arch}: {len(set(paths))} kernel files, {size / 2**20:.1f} MiB in {folder}"
+        yield f"{arch}: {len(set(paths))} kernels, {size / 2**20:.1f} MiB in {folder}"
 
 
 def _variants(config: EngineConfig | None) -> set[Variant]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from engine.devices.cuda.buffers import allocate, buffer_specs, pool_specs, rotary_rows
-from engine.devices.cuda.ops import attention, gemm, kv, layers
+from engine.devices.cuda.ops import attention, cublas, gemm, kv, layers
 from engine.devices.cuda.ops.attention import AttentionPlan, Partials, Ragged, plan_attention
 from engine.devices.cuda.ops.gemm import Epilogue
 from engine.devices.cuda.ops.kv import Pages
@@ -167,5 +167,9 @@ class _Launching:
         return out
 
     def _product(self, x: Any, weight: LinearWeight, out: Any, epilogue: Epilogue) -> Any:
-        gemm.linear(self.model.registry, x, weight, out, self.rows, epilogue, stream=self.model.stream)
+        model = self.model
+        if model.shape.cublas and cublas.takes(weight, self.rows, epilogue):
+            cublas.linear(x, weight, out, self.rows, epilogue, stream=model.stream)
+        else:
+            gemm.linear(model.registry, x, weight, out, self.rows, epilogue, stream=model.stream)
         return out

@@ -7,6 +7,7 @@ import ml_dtypes
 import numpy as np
 
 from engine.config import EngineConfig
+from engine.devices.cuda.ops import cublas
 from engine.errors import ConfigError
 from engine.kv.groups import kv_groups
 from loader.decoder import DecoderConfig
@@ -23,7 +24,7 @@ class CudaShape:
         dtype: of matrix inputs and, unless `kv_int8`, of keys and values: "bfloat16" or "float16".
         kv_int8: keys and values are int8 with a float32 scale per token and KV head.
         weight_int8: linear layers are int8 with a float32 scale per output channel.
-        max_logprobs: most alternatives per token.
+        cublas: products of many rows may go to cuBLAS.
     """
 
     decoder: DecoderConfig
@@ -35,7 +36,7 @@ class CudaShape:
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
-    max_logprobs: int
+    cublas: bool = False
 
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
@@ -86,5 +87,5 @@ def cuda_shape(config: EngineConfig, decoder: DecoderConfig, *, num_blocks: int,
         max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
-        max_logprobs=config.max_logprobs,
+        cublas=not config.batch_invariant and cublas.missing() is None,
     )
