@@ -123,7 +123,7 @@ def large_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-@pytest.mark.parametrize("dtype, epilogue, bias, int8", [CONFIGURATIONS[3], CONFIGURATIONS[6], CONFIGURATIONS[0]])
+@pytest.mark.parametrize("dtype, epilogue, bias, int8", [CONFIGURATIONS[3], CONFIGURATIONS[6]])
 def test_large_tiles(large_tiles: None, dtype: str, epilogue: Epilogue, bias: bool, int8: bool) -> None:
     for m, n, k in ((40, 144, 144), (150, 80, 80)):
         assert gemm.plan(m, n, k, element_dtype(dtype), epilogue, bias=bias, int8=int8).block == (256,)
@@ -228,7 +228,7 @@ def test_cublas_is_asked_for_the_same_product(monkeypatch: pytest.MonkeyPatch, d
     libs = pytest.importorskip("cupy_backends.cuda.libs", reason="CuPy is not installed")
     monkeypatch.setitem(sys.modules, "cupy.cuda.device", device)
     monkeypatch.setitem(sys.modules, double.__name__, double)
-    monkeypatch.setattr(libs, "cublas", double, raising=False)
+    monkeypatch.setitem(vars(libs), "cublas", double)
     case = make_case(10, 7, 24, dtype, epilogue)
     out = case.out.copy()
     weight = SimpleNamespace(values=_OnGpu(case.weight.values), scales=None, bias=None)

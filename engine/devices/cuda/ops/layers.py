@@ -39,8 +39,10 @@ def silu_and_mul(
 ) -> None:
     """out = silu(gate) * up: gate_up [rows, 2 * width], out [rows, width], both bf16 or f16.
 
-    Gates and ups lie side by side, or by 8 in turn if `interleaved`.
+    Gates and ups lie side by side, or by 8 in turn if `interleaved`. Raises ValueError where that cannot be.
     """
+    if interleaved and out.shape[1] % 8:
+        raise ValueError(f"gates and ups interleaved in groups of 8 make no width of {out.shape[1]}")
     args = (gate_up, out)
     _by_rows(registry, _SILU_AND_MUL, out.dtype, out.shape[1], rows, args, stream, np.int32(interleaved))
 
