@@ -21,9 +21,12 @@ from rpc.proto.engine.v1 import engine_pb2 as pb
 
 def run_chat(connect: Callable[[], Client], sampling: pb.SamplingParams, system: str | None) -> None:
     """Chat until the user leaves. Raises ClickException when the server can't be reached."""
+
+    async def open_client() -> Client:
+        return await connect().__aenter__()  # a channel belongs to the loop that runs when it is made
+
     with asyncio.Runner() as runner:
-        client = connect()
-        runner.run(client.__aenter__())
+        client = runner.run(open_client())
         try:
             Session(runner, client, sampling, Conversation(system), Screen()).run()
         finally:

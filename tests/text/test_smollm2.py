@@ -11,7 +11,7 @@ from engine.text.tokenizer import TextTokenizer
 from loader.checkpoint import Checkpoint, open_checkpoint
 from tests.conftest import GOLDEN
 from tests.text.samples import TEXTS
-from tests.text.test_chat import SMOLLM2
+from tests.text.test_templates import FOLDER
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
 
 
 def test_chat_prompt(checkpoint: Checkpoint, tokenizer: TextTokenizer) -> None:
-    assert checkpoint.chat_template == SMOLLM2
+    assert checkpoint.chat_template == (FOLDER / "smollm2.jinja").read_text(encoding="utf-8")
     text = ChatTemplate(checkpoint.chat_template, checkpoint.special_tokens).render([{"role": "user", "content": "Hi"}])
     ids = tokenizer.encode_rendered(text)
     assert [i for i in ids if i in tokenizer.special_ids] == [1, 2, 1, 2, 1]  # <|im_start|>, <|im_end|>
