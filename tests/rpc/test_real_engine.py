@@ -1,6 +1,7 @@
 """The real engine behind the real server: gRPC gives what the engine gives, and gives everything back."""
 
 import asyncio
+import json
 import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -152,6 +153,35 @@ async def test_the_second_time_the_cache_serves_the_prompt(real: Real) -> None:
     stats = await real.client.stats()
     assert stats.num_cached_blocks >= len(PROMPT) // 16
     assert stats.num_free_blocks + stats.num_cached_blocks == stats.num_blocks
+
+
+async def test_lower_priority_goes_first(real: Real) -> None:
+    running = [real.start() for _ in range(8)]
+    await real.until(num_running=8)
+    order: list[str] = []
+
+    async def finish(name: str, priority: int) -> None:
+        request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=PROMPT), priority=priority)
+        async for _ in real.client.generate(request):
+            pass
+        order.append(name)
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(finish("later", 2))
+        await real.until(num_waiting=1)
+        group.create_task(finish("sooner", 1))
+        await real.until(num_waiting=2)
+        running[0].cancel()  # one row for two
+    assert order == ["sooner", "later"]
+    for call in running:
+        call.cancel()
+
+
+async def test_a_profile_of_the_server(real: Real) -> None:
+    await real.client.start_profile()
+    await over_grpc(real, PROMPT, {"max_tokens": 5, "ignore_eos": True})
+    events = json.loads(await real.client.stop_profile())["traceEvents"]
+    assert sum(e["name"] == "launch" for e in events) >= 5
 
 
 # -- R01: what a client leaves behind -------------------------------------------------------

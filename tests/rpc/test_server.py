@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from engine.engine import ModelInfo
-from engine.errors import ConfigError, DeviceFault
+from engine.errors import ConfigError, DeviceFault, EngineStopped
 from rpc.options import ServerOptions
 from rpc.proto.engine.v1 import engine_pb2 as pb
 from rpc.server import Server
@@ -49,6 +49,35 @@ async def test_nobody_can_share_the_port(served: Served) -> None:
         with pytest.raises(OSError, match="in use"):
             second.bind(("127.0.0.1", served.port))
             second.listen()
+
+
+async def test_a_port_held_by_something_else_is_an_error_that_names_it() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(OSError, match=rf"^cannot listen on 127\.0\.0\.1:{port}: address already in use$"):
+            await Server(FakeEngine(), ServerOptions(port=port)).start()
+
+
+async def test_a_signal_before_the_engine_is_asked_to_load_ends_the_server() -> None:
+    engine = FakeEngine()
+    engine.may_load.clear()
+    server = Server(engine, ServerOptions(port=0))
+    await server.start()
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.sleep(0)
+    await server.run()
+
+
+async def test_the_end_of_a_drained_engine_is_no_failure(serving: Serving) -> None:
+    """An engine stops by itself when the grace time is over."""
+    async with serving() as served:
+        served.server.stop()
+        await served.engine.draining.wait()
+        served.engine.failure.set_result(EngineStopped("the engine has stopped"))
+        served.engine.all_ended.set()
+        await served.run
 
 
 async def test_a_host_that_is_not_here_is_an_error_that_names_it() -> None:
