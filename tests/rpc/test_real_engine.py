@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from pathlib import Path
 
 import grpc
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from engine.engine import Engine
-from engine.errors import StepFault
+from engine.errors import OverCapacity, StepFault
 from engine.plan import SampleBatch, StepResult
 from engine.publish import LiveRequest
 from engine.request import Delta, SamplingParams
@@ -182,6 +183,19 @@ async def test_a_profile_of_the_server(real: Real) -> None:
     await over_grpc(real, PROMPT, {"max_tokens": 5, "ignore_eos": True})
     events = json.loads(await real.client.stop_profile())["traceEvents"]
     assert sum(e["name"] == "launch" for e in events) >= 5
+
+
+async def test_settings_of_the_door_reach_it(tmp_path: Path) -> None:
+    config = engine_config(make_checkpoint(tmp_path), stream_interval=4, max_queued_requests_per_tenant=1)
+    params = SamplingParams(temperature=0, max_tokens=14, ignore_eos=True)
+    async with Engine(config) as engine:
+        sizes = [len(d.token_ids) async for d in engine.generate(PROMPT, params)]
+        assert sizes[0] == 1 and sum(sizes) == 14 and all(size >= 4 for size in sizes[1:-1])
+        first = engine.generate(PROMPT, params, tenant="a")
+        with pytest.raises(OverCapacity, match="tenant 'a'"):
+            engine.generate(PROMPT, params, tenant="a")
+        second = engine.generate(PROMPT, params, tenant="b")
+        assert [sum([len(d.token_ids) async for d in s]) for s in (first, second)] == [14, 14]
 
 
 # -- R01: what a client leaves behind -------------------------------------------------------

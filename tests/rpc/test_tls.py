@@ -1,5 +1,8 @@
 """TLS and mTLS, with certificates made for the test."""
 
+import asyncio
+import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,6 +75,24 @@ async def test_mutual_tls(serving: Serving, server_side: Identity, client_side: 
         assert await info_over(served.port, shown) == INFO.model
         assert await refused(served.port, TlsFiles(ca_certs=server_side.ca)) is grpc.StatusCode.UNAVAILABLE
         assert await refused(served.port, stranger) is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_the_command_line_over_tls_with_a_token(
+    serving: Serving, server_side: Identity, client_side: Identity, tmp_path: Path
+) -> None:
+    (tmp_path / "keys").write_text("token-a acme\n")
+    options = {"ssl_certfile": server_side.cert, "ssl_keyfile": server_side.key, "ssl_ca_certs": client_side.ca}
+    shown = ["--ssl-ca-certs", server_side.ca, "--ssl-certfile", client_side.cert, "--ssl-keyfile", client_side.key]
+    async with serving(wait=False, ssl_cert_reqs=2, api_key_file=str(tmp_path / "keys"), **options) as served:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "engine", "generate", "hi", "--address", f"127.0.0.1:{served.port}", *shown,
+            env={**os.environ, "ENGINE_API_KEY": "token-a"}, stdout=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        submission = await served.engine.submissions.get()
+        assert submission.tenant == "acme"
+        submission.finish("hello")
+        assert await process.communicate() == (b"hello\n", None)
+        assert process.returncode == 0
 
 
 @pytest.mark.parametrize(
