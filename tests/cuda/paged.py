@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -115,12 +114,12 @@ class _Store:
         """Fill a slot; what attention must read from it."""
         x = random.standard_normal(self.pages.shape[1::2]).astype(np.float32)
         if self.scales is None:
-            self.pages[block, :, slot] = x.astype(self._dtype)
-            return self.pages[block, :, slot].astype(np.float64)
+            self.pages[block, :, slot] = rounded = x.astype(self._dtype)
+            return rounded.astype(np.float64)
         scale = np.abs(x).max(-1) / np.float32(127)
         self.pages[block, :, slot] = np.rint(x / scale[:, None])
         self.scales[block, :, slot] = scale
-        stored = self.pages[block, :, slot].astype(np.float32) * scale[:, None]
+        stored: NDArray[np.float32] = self.pages[block, :, slot].astype(np.float32) * scale[:, None]
         return stored.astype(self._dtype).astype(np.float64)
 
 
@@ -151,5 +150,6 @@ def reference(
                 out[token, head] = weights @ values
                 magnitude[token, head] = weights @ np.abs(values)
             token += 1
-    bound = float(ml_dtypes.finfo(config.dtype).eps) / 2 * (np.abs(out) + magnitude) * 1.02 + 1e-5
+    half_unit = 2.0**-8 if config.dtype.name == "bfloat16" else 2.0**-11
+    bound = half_unit * (np.abs(out) + magnitude) * 1.02 + 1e-5
     return out.reshape(len(out), -1), bound.reshape(len(out), -1)
