@@ -25,16 +25,31 @@ from numpy.typing import NDArray
 
 from tests.gpu_without_gpu import build, machine, parser, ptx, translate
 from tests.gpu_without_gpu.build import CompileError
-from tests.gpu_without_gpu.machine import Allocation, Traffic
+from tests.gpu_without_gpu.machine import Allocation, Profile, Traffic
 from tests.gpu_without_gpu.ptx import PtxError
 
 __all__ = [
-    "Allocation", "AsyncCopies", "CompileError", "Kernel", "LaunchError", "LaunchReport", "Module", "PtxError",
-    "Schedule", "Traffic", "compile", "compile_file", "load_ptx", "poisoned",
+    "SCHEDULES",
+    "Allocation",
+    "AsyncCopies",
+    "CompileError",
+    "Kernel",
+    "LaunchError",
+    "LaunchReport",
+    "Module",
+    "Profile",
+    "PtxError",
+    "Schedule",
+    "Traffic",
+    "compile",
+    "compile_file",
+    "load_ptx",
+    "poisoned",
+    "random_schedule",
 ]  # fmt: skip
 
 # Shared memory that one block may use, with opt-in, by compute capability.
-_SHARED_LIMITS = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227, 120: 99, 121: 99}
+SHARED_LIMITS = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227, 120: 99, 121: 99}
 
 
 class LaunchError(Exception):
@@ -64,6 +79,10 @@ class Schedule:
     seed: int = 0
 
 
+def random_schedule(seed: int) -> Schedule:
+    return Schedule(Order.RANDOM, AsyncCopies.RANDOM, seed)
+
+
 # Three schedules that together have found every deleted barrier and wait so far.
 SCHEDULES = (
     Schedule(Order.IN_ORDER, AsyncCopies.LATE),
@@ -74,9 +93,10 @@ SCHEDULES = (
 
 @dataclass(frozen=True, slots=True)
 class LaunchReport:
-    """What a launch did. `arrays` has an entry for each argument that is an array, by its position."""
+    """What a launch did: per array argument, by its position, the bytes moved; and the profile, if asked for."""
 
     arrays: dict[int, Traffic] = field(default_factory=dict)
+    profile: Profile | None = None
 
 
 def poisoned(shape: int | tuple[int, ...], dtype: Any) -> NDArray[Any]:
@@ -122,7 +142,7 @@ class Module:
 
     def __init__(self, translation: translate.Translation, names: dict[str, str], arch: str) -> None:
         self.translation = translation
-        self.shared_limit = _SHARED_LIMITS[int(re.sub(r"\D", "", arch))] * 1024
+        self.shared_limit = SHARED_LIMITS[int(re.sub(r"\D", "", arch))] * 1024
         self._names = names
         self._kernels: dict[str, Kernel] = {}
         self.variables: dict[str, Allocation] = {}
@@ -170,6 +190,7 @@ class Kernel:
         smem: int = 0,
         schedule: Schedule = SCHEDULES[0],
         check_races: bool = True,
+        profile: bool = False,
     ) -> LaunchReport:
         """Run the kernel to its end.
 
@@ -177,11 +198,12 @@ class Kernel:
             args: arrays (C-contiguous; written back unless read-only), device memory, or NumPy scalars of the
                 parameter's size. A Python number raises TypeError: CuPy would pass it with a size of its own choosing.
             smem: dynamic shared memory in bytes.
+            check_races: without it a launch is up to twice as fast, and bounds are still checked.
+            profile: count bank conflicts and sectors; several times slower.
 
         Raises LaunchError for what the kernel did, TypeError and ValueError for how it was launched.
         """
-        grid3, block3 = _three(grid), _three(block)
-        self._check_shape(block3, smem)
+        grid3, block3 = self.check(grid, block, args, smem)
         arrays = _DeviceArrays(args)
         error = machine.launch(
             machine.Launch(
@@ -197,32 +219,40 @@ class Kernel:
                 async_copies=schedule.async_copies,
                 seed=schedule.seed,
                 check_races=check_races,
+                profiles=profile,
             )
         )
         if error is not None:
             raise LaunchError(f"{self.info.name}: {self._located(error, arrays)}")
         arrays.copy_back()
-        return LaunchReport({i: memory.traffic() for i, memory in arrays.by_argument.items()})
+        traffic = {i: memory.traffic() for i, memory in arrays.by_argument.items()}
+        return LaunchReport(traffic, machine.profile() if profile else None)
 
-    def _check_shape(self, block: tuple[int, int, int], smem: int) -> None:
-        threads = block[0] * block[1] * block[2]
-        if not 0 < threads <= self.info.max_threads:
+    def check(
+        self, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], smem: int
+    ) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+        """The full grid and block of a launch. Raises TypeError and ValueError for one that could not be."""
+        block3 = _three(block)
+        threads = block3[0] * block3[1] * block3[2]
+        if threads > self.info.max_threads:
             raise ValueError(f"{self.info.name}: {threads} threads per block, at most {self.info.max_threads}")
         total = self.info.static_shared + smem
         if total > self.module.shared_limit:
             raise ValueError(f"{self.info.name}: {total} bytes of shared memory, at most {self.module.shared_limit}")
-
-    def _pack(self, arrays: _DeviceArrays, args: Sequence[NDArray[Any] | np.generic | Allocation]) -> bytes:
         params = self.info.params
         if len(args) != len(params):
             raise TypeError(f"{self.info.name}: {len(args)} arguments, it takes {len(params)}")
+        for i, (arg, param) in enumerate(zip(args, params, strict=True)):
+            nbytes = arg.nbytes if isinstance(arg, np.generic) else 8
+            if nbytes != param.nbytes:
+                raise TypeError(f"{self.info.name}: argument {i} has {nbytes} bytes, the parameter has {param.nbytes}")
+        return _three(grid), block3
+
+    def _pack(self, arrays: _DeviceArrays, args: Sequence[NDArray[Any] | np.generic | Allocation]) -> bytes:
+        params = self.info.params
         packed = bytearray(params[-1].offset + params[-1].nbytes if params else 0)
         for i, (arg, param) in enumerate(zip(args, params, strict=True)):
             value = arg.tobytes() if isinstance(arg, np.generic) else arrays.address(i).to_bytes(8, "little")
-            if len(value) != param.nbytes:
-                raise TypeError(
-                    f"{self.info.name}: argument {i} has {len(value)} bytes, the parameter has {param.nbytes}"
-                )
             packed[param.offset : param.offset + param.nbytes] = value
         return bytes(packed)
 

@@ -45,6 +45,7 @@ class _Request(ctypes.Structure):
         ("async_copies", ctypes.c_uint32),
         ("seed", ctypes.c_uint32),
         ("check_races", ctypes.c_uint32),
+        ("profiles", ctypes.c_uint32),
     )
 
 
@@ -62,6 +63,28 @@ class Traffic:
     unique_stored: int = 0
 
 
+class _Profile(ctypes.Structure):
+    _fields_ = tuple(
+        (name, ctypes.c_uint64) for name in ("shared_accesses", "bank_conflicts", "sectors_loaded", "sectors_stored")
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What hardware would do with a launch's accesses, warp by warp.
+
+    Attributes:
+        shared_accesses: warp instructions on shared memory.
+        bank_conflicts: additional passes that they need.
+        sectors_loaded, sectors_stored: 32-byte sectors of global memory, each counted once per warp instruction.
+    """
+
+    shared_accesses: int
+    bank_conflicts: int
+    sectors_loaded: int
+    sectors_stored: int
+
+
 @functools.cache
 def library() -> ctypes.CDLL:
     lib = ctypes.CDLL(str(build.runtime_library()), mode=ctypes.RTLD_GLOBAL)
@@ -72,6 +95,7 @@ def library() -> ctypes.CDLL:
     lib.gpu_free.argtypes = (ctypes.c_uint32,)
     lib.gpu_set_read_only.argtypes = (ctypes.c_uint32, ctypes.c_uint32)
     lib.gpu_traffic.argtypes = (ctypes.c_uint32, ctypes.POINTER(_Traffic))
+    lib.gpu_profile.argtypes = (ctypes.POINTER(_Profile),)
     lib.gpu_error.restype = ctypes.c_char_p
     lib.gpu_launch.argtypes = (ctypes.POINTER(_Request),)
     return lib
@@ -118,6 +142,7 @@ class Launch:
     async_copies: int
     seed: int
     check_races: bool
+    profiles: bool
 
 
 def launch(what: Launch) -> str | None:
@@ -128,8 +153,15 @@ def launch(what: Launch) -> str | None:
         ctypes.cast(what.kernel, ctypes.c_void_p).value, ctypes.addressof(params), len(what.params),
         what.site_lines.ctypes.data, ctypes.addressof(regions), len(what.shared),
         _Dim3(*what.grid), _Dim3(*what.block), what.dynamic_shared, what.total_shared,
-        what.schedule, what.async_copies, what.seed, what.check_races,
+        what.schedule, what.async_copies, what.seed, what.check_races, what.profiles,
     )  # fmt: skip
     with _LOCK:
         failed = library().gpu_launch(request)
         return library().gpu_error().decode() if failed else None
+
+
+def profile() -> Profile:
+    """Of the last launch, which must have asked for it."""
+    raw = _Profile()
+    library().gpu_profile(raw)
+    return Profile(raw.shared_accesses, raw.bank_conflicts, raw.sectors_loaded, raw.sectors_stored)

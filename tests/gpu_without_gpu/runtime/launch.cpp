@@ -1,6 +1,7 @@
 // The C interface that Python calls: memory, and one launch at a time.
 #include <map>
 #include "memory.h"
+#include "profile.h"
 
 namespace gpu {
 void pause(Thread* t, u32 site) { yield_to_others(t, site); }
@@ -69,7 +70,7 @@ struct LaunchRequest {
   u32 region_count;
   Dim3 grid, block;
   u32 dynamic_shared, total_shared;
-  u32 schedule, async_copies, seed, check_races;
+  u32 schedule, async_copies, seed, check_races, profiles;
 };
 
 u32 gpu_allocate(u64 bytes) { return allocate(bytes); }
@@ -77,6 +78,7 @@ u64 gpu_address(u32 id) { return allocation(id).base; }
 void gpu_free(u32 id) { release_allocation(id); }
 void gpu_set_read_only(u32 id, u32 read_only) { allocation(id).read_only = read_only; }
 void gpu_traffic(u32 id, Traffic* out) { *out = traffic(id); }
+void gpu_profile(Profile* out) { *out = profile_counts(); }
 const char* gpu_error() { return machine.error.c_str(); }
 
 // Returns 0, or 1 when the launch failed and gpu_error says why.
@@ -90,6 +92,7 @@ int gpu_launch(const LaunchRequest* request) {
   machine.site_lines = request->site_lines;
   machine.shared_regions.assign(request->regions, request->regions + request->region_count);
   machine.check_races = request->check_races;
+  machine.profiles = request->profiles;
   machine.threads = request->block.x * request->block.y * request->block.z;
   machine.warps = (machine.threads + kWarp - 1) / kWarp;
   machine.failed = false;
@@ -98,11 +101,13 @@ int gpu_launch(const LaunchRequest* request) {
   machine.first_serial = machine.block_serial + 1;
   while (machine.all.size() < machine.threads) machine.all.push_back(new Thread);
   memory_start_launch();
+  profile_start_launch();
   const Dim3& grid = request->grid;
   for (u32 linear : block_order(u64{grid.x} * grid.y * grid.z)) {
     start_block({linear % grid.x, linear / grid.x % grid.y, linear / (grid.x * grid.y)}, request->block, grid,
                 request->dynamic_shared, request->total_shared);
     run_block();
+    profile_end_block();
     if (!machine.failed && machine.live) report_deadlock();
     if (machine.failed) break;
   }

@@ -1,5 +1,6 @@
 #include "memory.h"
 #include <sys/mman.h>
+#include "profile.h"
 
 namespace gpu {
 namespace {
@@ -153,6 +154,7 @@ void* global_access(Thread* t, u64 address, u32 bytes, Access kind, u32 site) {
     owner.stored += bytes;
     mark(a.stored, offset, bytes);
   }
+  if (machine.profiles) profile_access(t, address, bytes, writes, false, site);
   if (machine.check_races) a.shadow.check(t, offset, bytes, kind, site);
   if (kind >= Access::strong_read) synchronise_location(t, address, kind, site);
   return reinterpret_cast<void*>(address);
@@ -169,6 +171,7 @@ void* shared_access(Thread* t, u64 address, u32 bytes, Access kind, u32 site) {
   check_aligned(t, address, bytes, site);
   check_shared_bounds(t, address, bytes, verb(kind), site);
   u64 offset = address - kSharedWindow;
+  if (machine.profiles) profile_access(t, address, bytes, kind == Access::write, true, site);
   if (machine.check_races) shared().shadow.check(t, offset, bytes, kind, site);
   if (kind >= Access::strong_read) synchronise_location(t, reinterpret_cast<u64>(shared().base) + offset, kind, site);
   return shared().base + offset;
@@ -177,11 +180,12 @@ void* shared_access(Thread* t, u64 address, u32 bytes, Access kind, u32 site) {
 void async_write_begins(Thread* t, u64 address, u32 bytes, u32 site) {
   check_aligned(t, address, bytes, site);
   check_shared_bounds(t, address, bytes, "cp.async", site);
-  shared().shadow.async_begins(t, address - kSharedWindow, bytes, site);
+  if (machine.profiles) profile_access(t, address, bytes, true, true, site);
+  if (machine.check_races) shared().shadow.async_begins(t, address - kSharedWindow, bytes, site);
 }
 
 void async_write_ends(Thread* t, u64 address, u32 bytes, u32 site) {
-  shared().shadow.async_ends(t, address - kSharedWindow, bytes, site);
+  if (machine.check_races) shared().shadow.async_ends(t, address - kSharedWindow, bytes, site);
 }
 
 void* local_access(Thread* t, u64 address, u32 bytes, Access kind, u32 site) {

@@ -59,7 +59,7 @@ struct Machine {
   u64 param_bytes;
   const u32* site_lines;  // sites of one source line compare equal
   std::vector<SharedRegion> shared_regions;  // shared variables, in window addresses
-  bool check_races;
+  bool check_races, profiles;
   // the running block
   u32 threads, warps, live;
   u32 block_serial = 0, first_serial = 1;  // serials before `first_serial` belong to earlier launches
