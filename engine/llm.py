@@ -44,7 +44,8 @@ class LLM:
         """
         settings = config_from_mapping({"model": model, **config})
         self._thread = _EngineThread(settings)
-        self._slots = asyncio.Semaphore(settings.max_queued_requests)
+        queue = settings.max_queued_requests
+        self._slots = asyncio.Semaphore(min(queue, settings.max_queued_requests_per_tenant or queue))
         self._finalizer = weakref.finalize(self, self._thread.close)
         # At exit, before executors stop taking work: an engine that closes needs one. atexit would be too late.
         threading._register_atexit(self._finalizer)  # type: ignore[attr-defined]

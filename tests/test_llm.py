@@ -285,6 +285,12 @@ def test_more_prompts_than_the_queue_holds(scripted: type[ScriptedEngine]) -> No
     assert scripted.last.most_live == 3
 
 
+def test_the_bound_of_a_tenant_counts_as_well(scripted: type[ScriptedEngine]) -> None:
+    with LLM(model="m", max_queued_requests=9, max_queued_requests_per_tenant=2) as llm:
+        llm.generate([{"prompt_token_ids": [i]} for i in range(20)])
+    assert scripted.last.most_live == 2
+
+
 def test_calls_from_several_threads_share_the_queue(scripted: type[ScriptedEngine]) -> None:
     with LLM(model="m", max_queued_requests=2) as llm:
         results: dict[str, list[RequestOutput]] = {}
