@@ -44,6 +44,11 @@ class Answer:
         return choice.text
 
 
+def values(maps: Any) -> list[float]:
+    """The logprob of the token in question at each position."""
+    return [next(iter(m.values())).logprob for m in maps if m is not None]
+
+
 async def answer_of(stream: OutputStream) -> Answer:
     answer = Answer()
     async for delta in stream:
