@@ -120,16 +120,21 @@ class CudaDevice:
 
 
 def _load(shape: CudaShape, path: Path, load_format: LoadFormat, seed: int) -> CudaExecutor:
-    import cupy
-
     source: WeightSource
     source = dummy_weights(shape.decoder, seed) if load_format == "dummy" else plan_weights(path, shape.decoder)
-    registry = KernelRegistry(f"sm_{cupy.cuda.Device().compute_capability}")
+    registry = KernelRegistry(gpu_arch())
     try:
         with byte_progress("Loading weights", source.nbytes) as advance:
             return CudaExecutor(shape, source, registry, advance)
     except _cuda_errors() as error:
         raise _device_fault(error) from error
+
+
+def gpu_arch() -> str:
+    """The architecture that kernels are compiled for."""
+    import cupy
+
+    return f"sm_{cupy.cuda.Device().compute_capability}"
 
 
 def _gpu_name() -> str:
