@@ -102,6 +102,5 @@ template <class From> inline f32 integer_to_f32(From x, Round mode) {
   if (!down && error < 0) return std::nextafterf(nearest, INFINITY);
   return nearest;
 }
-inline f32 saturate_unit(f32 x) { return is_nan(x) || x < 0 ? 0.0f : x > 1 ? 1.0f : x; }  // `.sat`
-inline f64 saturate_unit(f64 x) { return is_nan(x) || x < 0 ? 0.0 : x > 1 ? 1.0 : x; }
+template <class T> inline T saturate_unit(T x) { return x > 0 ? (x > 1 ? T{1} : x) : T{0}; }  // `.sat`: NaN gives 0
 }  // namespace gpu
