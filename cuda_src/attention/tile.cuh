@@ -7,6 +7,8 @@
 // of TILE; a tile of which the row sees no key multiplies its sums by 1 (or 0 by 0) and adds 0. Keys that a row
 // does not see are masked by selection, and keys that no row of the block sees are zero in shared memory and are
 // never read from the pages: what an unused slot holds cannot matter, not even a NaN.
+// This takes for granted that mma computes a row alike wherever it lies, and that products with 0 change no sum but
+// the sign of a zero: true of the executor, to be confirmed on each GPU.
 // Shared rows are padded by 16 bytes: HEAD_DIM / 8 + 1 chunks is odd, so 8 rows of an ldmatrix hit 8 bank groups.
 #pragma once
 #include "attention/softmax.cuh"
@@ -99,20 +101,18 @@ DEVICE void for_each_tile(const Pages& pages, int begin, int end, u8* memory, St
   u32 stage = 0;
   for (int start = first; start < end; start += TILE, stage ^= 1) {
     if (start + TILE < end) load_tile<THREADS>(pages, start + TILE, begin, end, shared + (stage ^ 1) * STAGE_BYTES);
-    cp_async_commit();
+    cp_async_commit();  // empty behind the last tile, so that the wait is for this one
     cp_async_wait<1>();
     synchronise<THREADS>();
 #if KV_INT8
     dequantize_tile<THREADS>(memory + stage * STAGE_BYTES, memory + 2 * STAGE_BYTES);
     synchronise<THREADS>();
-    const u32 keys = shared + 2 * STAGE_BYTES;
+    step(start, shared + 2 * STAGE_BYTES, shared + 2 * STAGE_BYTES + TILE_BYTES);
 #else
-    const u32 keys = shared + stage * STAGE_BYTES;
-#endif
-    step(start, keys, keys + TILE_BYTES);
+    step(start, shared + stage * STAGE_BYTES, shared + stage * STAGE_BYTES + TILE_BYTES);
     synchronise<THREADS>();
+#endif
   }
-  cp_async_wait<0>();
 }
 
 // 16 query rows of a warp. A lane holds columns of rows g = lane / 4 and g + 8, as mma wants them.

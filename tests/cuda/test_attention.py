@@ -17,7 +17,7 @@ BF16, F16 = element_dtype("bfloat16"), element_dtype("float16")
 
 CONFIGS = (
     Config(64, BF16, False, heads=4, kv_heads=1),
-    Config(80, F16, False, heads=3, kv_heads=1, block_size=8),
+    Config(80, F16, False, heads=3, kv_heads=1, block_size=12),
     Config(96, F16, True, heads=2, kv_heads=2, block_size=4),
     Config(128, BF16, True, heads=8, kv_heads=1),
     Config(256, BF16, False, heads=2, kv_heads=1, block_size=32),
@@ -55,7 +55,7 @@ def attend(
 def with_sinks(config: Config, options: dict[str, Any]) -> dict[str, Any]:
     """`sinks: True` becomes a logit per head, some above all others and some far below."""
     if not options.get("sinks"):
-        return options
+        return options | {"sinks": None}
     return options | {"sinks": np.linspace(-6, 6, config.heads, dtype=np.float32)}
 
 
@@ -127,6 +127,21 @@ def test_ratios_of_heads(heads: int) -> None:
 def test_lengths_at_edges_of_blocks_tiles_and_splits(options: dict[str, Any]) -> None:
     check(CpuRegistry(), SMALL, EDGES, options)
     check(CpuRegistry(), SMALL, [(min(3, length), length) for _, length in EDGES], options)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("seed", range(6))
+def test_random_batches(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    seq_lens = random.integers(1, 330, 9)
+    counts = np.where(random.random(9) < 0.5, 1, np.minimum(seq_lens, random.integers(1, 40, 9)))
+    config = replace(CONFIGS[seed % 2 * 3], heads=8, kv_heads=int(random.choice([1, 2, 4, 8])))
+    options = {
+        "window": int(random.choice([0, 1, 40, 256])),
+        "soft_cap": float(random.choice([0.0, 3.0])),
+        "sinks": bool(random.integers(2)),
+    }
+    check(CpuRegistry(), config, [(int(n), int(s)) for n, s in zip(counts, seq_lens, strict=True)], options)
 
 
 @pytest.mark.cuda
