@@ -184,3 +184,14 @@ async def test_settings_that_cannot_work_are_refused_at_start(
     with pytest.raises(ConfigError, match=message):
         async with serving(monkeypatch, **settings):
             raise AssertionError("it started")
+
+
+async def test_a_request_larger_than_the_pool_is_refused_and_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """K01: eight blocks of 16 hold 128 tokens."""
+    async with serving(monkeypatch, kv_cache_memory_bytes=8 * BLOCK_BYTES, max_model_len=None) as (engine, _):
+        small = [engine.generate([i] * 20, params()) for i in range(1)]
+        with pytest.raises(InvalidRequest, match="prompt: has 200 tokens, at most 127 fit in max_model_len 128"):
+            engine.generate([1] * 200, params())
+        small += [engine.generate([i] * 20, params()) for i in range(1, 3)]
+        assert [await tokens_of(s) for s in small] == [expected([i] * 20, 4) for i in range(3)]
+        assert await engine.audit() == []

@@ -53,3 +53,33 @@ async def test_a_beam_of_one_is_greedy() -> None:
         deltas = await collect(server.generate([3, 4], 9, use_beam_search=True, temperature=0))
         assert [t for d in deltas for t in d.token_ids] == expected([3, 4], 9)
         assert await server.is_clean()
+
+
+async def test_a_request_that_can_use_every_block_runs_beside_others_that_then_wait() -> None:
+    """K01's other half: what fits alone finishes, however crowded it is."""
+    async with serving(num_blocks=8, budget=32) as server:
+        crowd = [asyncio.create_task(collect(server.generate([i] * 9, 20))) for i in range(6)]
+        big = server.generate([7] * 24, 8)
+        async with asyncio.timeout(5):
+            assert [t for d in await collect(big) for t in d.token_ids] == expected([7] * 24, 8)
+            for i, task in enumerate(crowd):
+                assert [t for d in await task for t in d.token_ids] == expected([i] * 9, 20)
+        assert await server.is_clean()
+
+
+@pytest.mark.parametrize("which", [0, 1])
+async def test_end_ids_of_the_model_and_stop_ids_of_the_user(which: int) -> None:
+    """L24, T17: either of two end ids stops; under ignore_eos neither does, a user's stop id does."""
+    ids = expected([1, 2], 12)
+    end = ids[4]
+    ends = (998, end) if which else (end, 998)
+    async with serving() as server:
+
+        async def outcome(**params: object) -> tuple[list[int], object, object]:
+            deltas = await collect(server.generate([1, 2], 12, eos=ends, **params))
+            return [t for d in deltas for t in d.token_ids], deltas[-1].finish_reason, deltas[-1].stop_reason
+
+        first = ids.index(end) + 1
+        assert await outcome() == (ids[:first], "stop", None)
+        assert await outcome(ignore_eos=True) == (ids, "length", None)
+        assert await outcome(ignore_eos=True, stop_token_ids=[end]) == (ids[:first], "stop", end)

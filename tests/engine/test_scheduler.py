@@ -209,6 +209,23 @@ def test_generated_tokens_are_reused() -> None:
     rig.check_outputs()
 
 
+def test_cached_tokens_are_counted_when_the_request_gets_in() -> None:
+    """K12: a hit that was seen while there was no room, and evicted since, is not relied on."""
+    rig = Rig(num_blocks=8, budget=64)
+    prompt = list(range(8))
+    rig.add(prompt, 1)
+    rig.run()
+    rig.add([50] * 20, 9)
+    late = rig.add([*prompt, *range(8, 15)], 2)
+    rig.iterate()
+    assert late.status is Status.WAITING and rig.scheduler.kv.match(late.token_ids, "")[0]
+    while late.status is Status.WAITING:
+        rig.iterate()
+    rig.run()
+    assert late.num_cached_tokens == 4, "the second of its two blocks was evicted"
+    rig.check_outputs()
+
+
 def test_prompt_logprobs_skip_the_look_up_but_store() -> None:
     rig = Rig()
     rig.add(range(9), 1)

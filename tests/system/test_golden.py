@@ -4,6 +4,7 @@ The reference is another implementation's output (tests/golden/README.md) or the
 """
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -191,3 +192,22 @@ async def test_cancelled_text_is_a_beginning(engine: Engine) -> None:
     assert rest.choices[0].finish == ("abort", None)
     assert full.startswith(heard + rest.text)
     assert await is_clean(engine)
+
+
+async def test_tokenizing_a_long_text_stops_no_stream(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R22: the tokenizer here ends only when another stream has; on the event loop it would wait for ever."""
+    other_ended = threading.Event()
+    tokenizer = engine._tokenizer
+    assert tokenizer is not None
+    encode = tokenizer.encode
+
+    def patient(text: str, add_special_tokens: bool = True) -> list[int]:
+        assert other_ended.wait(60), "the streams waited for the tokenizer"
+        return encode(text, add_special_tokens)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(tokenizer), "encode", lambda _, *args: patient(*args))
+        long = asyncio.create_task(engine.tokenize("one two three " * 20_000))
+        await ask(engine, PROMPTS[0], temperature=0, max_tokens=8)
+        other_ended.set()
+        assert len(await long) > 60_000
