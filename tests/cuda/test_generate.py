@@ -44,9 +44,7 @@ def reference() -> Run:
 
 
 @pytest.mark.parametrize("progress", ["lazy", "eager", "random"])
-async def test_chunks_prefix_hits_and_forks(
-    reference: Run, progress: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_chunks_prefix_hits_and_forks(reference: Run, progress: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with gpu(monkeypatch, progress=progress) as double:
         run = await generate(LLAMA, WAVES, device="cuda", max_num_batched_tokens=16)
     counts = assert_same_but_for_near_ties(reference, run, BOUND)
@@ -84,11 +82,15 @@ async def test_a_seed_gives_the_same_tokens_in_any_company(monkeypatch: pytest.M
 
 async def test_rules_reach_the_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
     """Margins of tens of logits: both devices must do exactly this."""
-    allowed = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, allowed_token_ids=[40, 50], logit_bias={40: 99.0})
+    allowed = SamplingParams(
+        temperature=0.0, max_tokens=4, ignore_eos=True, allowed_token_ids=[40, 50], logit_bias={40: 99.0}
+    )
     repelled = SamplingParams(
         temperature=0.0, max_tokens=5, ignore_eos=True, logit_bias={7: 100.0, 8: 60.0, 9: 20.0}, repetition_penalty=1.6
     )
-    early = SamplingParams(temperature=0.0, max_tokens=5, min_tokens=3, stop_token_ids=[30], logit_bias={30: 99.0, 31: 60.0})
+    early = SamplingParams(
+        temperature=0.0, max_tokens=5, min_tokens=3, stop_token_ids=[30], logit_bias={30: 99.0, 31: 60.0}
+    )
     waves = [[Request(prompt(0, 5), params) for params in (allowed, repelled, early)]]
     expected = await generate(LLAMA, waves, device="cpu")
     with gpu(monkeypatch):
