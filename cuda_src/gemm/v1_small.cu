@@ -49,8 +49,7 @@ gemm_v1_small(const element* a, const weight* w, const float* scales, const floa
     }
   }
 
-  cp_async_wait<0>();
-  __syncthreads();  // every ring has been read: its memory takes the partial sums
+  __syncthreads();  // every ring has been filled and read: its memory takes the partial sums
   float* partial = reinterpret_cast<float*>(shared);
   const int g = lane >> 2, t = lane & 3;
 #pragma unroll

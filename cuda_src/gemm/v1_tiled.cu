@@ -66,7 +66,6 @@ gemm_v1_tiled(const element* a, const weight* w, const float* scales, const floa
           }
     }
   }
-  cp_async_wait<0>();
 
   const int g = lane >> 2, t = lane & 3;
   auto value = [&](float sum, int column) { return column < n ? finished(sum, column, scales, bias) : 0.0f; };

@@ -51,7 +51,8 @@ struct Best {
   int id;
 };
 
-// The most likely token of the row in every thread, and whether a NaN or +inf is among its values.
+// The most likely token of the row in every thread, and whether a NaN or +inf is among its values; `scratch` may be
+// reused after the next barrier.
 DEVICE Best most_likely(const float* values, int vocab, Best* scratch, bool& unusable) {
   Best best = {-INFINITE, vocab};
   bool bad = false;
@@ -69,7 +70,6 @@ DEVICE Best most_likely(const float* values, int vocab, Best* scratch, bool& unu
 #pragma unroll
   for (int step = 16; step > 0; step >>= 1)
     merge({__shfl_xor_sync(0xffffffffu, best.value, step), __shfl_xor_sync(0xffffffffu, best.id, step)});
-  __syncthreads();
   if ((threadIdx.x & 31) == 0) scratch[threadIdx.x >> 5] = best;
   unusable = __syncthreads_or(bad);
   for (int warp = 0; warp < blockDim.x >> 5; ++warp) merge(scratch[warp]);

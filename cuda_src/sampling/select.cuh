@@ -45,7 +45,6 @@ template <class Rank, class Weight, class Target>
 DEVICE u64 select(const float* values, int vocab, u64 limit, Histogram& h, Rank rank, Weight weight, Target target) {
   u64 prefix = 0, left = 0;
   for (int shift = 48; shift >= 0; shift -= 8) {
-    __syncthreads();
     for (int i = threadIdx.x; i < 256; i += blockDim.x) h.weights[i] = h.counts[i] = 0;
     __syncthreads();
     for (int quad = threadIdx.x; quad < (vocab + 3) / 4; quad += blockDim.x) {

@@ -14,13 +14,14 @@ class CpuRegistry(KernelRegistry):
     """Launches run at once; their reports are kept.
 
     Attributes:
-        schedule: of the launches to come.
+        schedule, profile: of the launches to come.
         reports: kernel name and report of every launch.
     """
 
     def __init__(self, arch: str = "compute_80") -> None:
         super().__init__(arch, folders=())
         self.schedule = SCHEDULES[0]
+        self.profile = False
         self.reports: list[tuple[str, LaunchReport]] = []
 
     def get(self, source: str, name: str, defines: Mapping[str, int] | None = None) -> Kernel:
@@ -43,8 +44,10 @@ class _CpuKernel(Kernel):
         shared_mem: int = 0,
         stream: Any,
     ) -> None:
-        report = self._kernel.launch(grid, block, args, smem=shared_mem, schedule=self._registry.schedule)
-        self._registry.reports.append((self.name, report))
+        registry = self._registry
+        schedule, profile = registry.schedule, registry.profile
+        report = self._kernel.launch(grid, block, args, smem=shared_mem, schedule=schedule, profile=profile)
+        registry.reports.append((self.name, report))
 
 
 def element_dtype(name: str) -> np.dtype[Any]:

@@ -168,6 +168,18 @@ def test_few_rows_read_the_weight_once(m: int, int8: bool) -> None:
     assert traffic.loaded == traffic.unique_loaded == case.weight.values.nbytes
 
 
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("kernel, m", [(SMALL, 7), (TILED, 70)])
+def test_shared_memory_has_no_bank_conflicts(kernel: str, m: int, int8: bool) -> None:
+    epilogue, registry = (Epilogue.SWIGLU if int8 else Epilogue.STORE), CpuRegistry()
+    registry.profile = True
+    run(registry, make_case(m, 48, 336, "bfloat16", epilogue, True, int8), epilogue, kernel)
+    profile = registry.reports[-1][1].profile
+    assert profile is not None
+    assert profile.shared_accesses > 0
+    assert profile.bank_conflicts == 0
+
+
 def test_no_rows_is_no_launch() -> None:
     registry, case = CpuRegistry(), make_case(1, 16, 16, "bfloat16", Epilogue.STORE)
     gemm.linear(registry, case.x[:0], case.weight, case.out[:0], 0, Epilogue.STORE, stream=None)
@@ -191,7 +203,8 @@ def _matrix(address: int, code: int, rows: int, columns: int, stride: int) -> ND
     """A column-major matrix of cuBLAS as a NumPy view."""
     dtype = np.dtype(np.float32) if code == 0 else element_dtype({2: "float16", 14: "bfloat16"}[code])
     raw = (ctypes.c_uint8 * (stride * columns * dtype.itemsize)).from_address(address)
-    return np.frombuffer(raw, dtype).reshape(columns, stride)[:, :rows].T
+    values: NDArray[Any] = np.ctypeslib.as_array(raw).view(dtype)
+    return values.reshape(columns, stride)[:, :rows].T
 
 
 class _Cublas(ModuleType):
