@@ -4,7 +4,7 @@ import pytest
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests marked cuda_all run only when `-m` names the mark: they take an hour."""
+    """Tests marked cuda_all run only when `-m` names the mark: they take ten minutes."""
     if "cuda_all" in config.option.markexpr:
         return
     left_out = [item for item in items if item.get_closest_marker("cuda_all")]
