@@ -199,6 +199,8 @@ class Engine:
             async with asyncio.timeout(grace):
                 await self._inbox.control(loop.drain)
                 await loop.without_requests.wait()
+        except EngineStopped:
+            return  # it has ended already, and every request with it
         except TimeoutError:
             # Not through the inbox: a device that hangs must not hold up the end.
             loop.end_with(EngineStopped(f"the engine is draining and the grace time of {grace:g} s is over"))
@@ -324,8 +326,6 @@ class Engine:
     async def stats(self) -> EngineStats:
         """Numbers between two iterations. Raises EngineStopped when there are no more iterations."""
         loop = self._serving_loop()
-        if self._task.done():
-            raise EngineStopped(f"the engine is {loop.state}")
         stats: EngineStats = await self._inbox.control(
             lambda: engine_stats(loop.state, loop.scheduler, loop.observer.counters)
         )

@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from engine.errors import OverCapacity
+from engine.errors import EngineStopped, OverCapacity
 from engine.publish import LiveRequest
 
 
@@ -65,6 +65,7 @@ class Inbox:
         self._clock = clock
         self._max_queued = max_queued_requests
         self._max_queued_per_tenant = max_queued_requests_per_tenant
+        self._end = ""
         self._messages: deque[Submit | Abort | Control] = deque()
         self._submitted: Counter[str] = Counter()
         self._event = asyncio.Event()
@@ -77,7 +78,8 @@ class Inbox:
         return len(self._messages)
 
     def submit(self, live: LiveRequest) -> None:
-        """Queue a request. Raises OverCapacity when too many wait, or too many of its tenant."""
+        """Queue a request. Raises OverCapacity when too many wait, or too many of its tenant; EngineStopped."""
+        self._check_open()
         queued = sum(self.waiting.values()) + self._submitted.total()
         if queued >= self._max_queued:
             raise OverCapacity(f"{queued} requests are waiting, the limit is {self._max_queued}", queued)
@@ -91,10 +93,12 @@ class Inbox:
 
     def abort(self, request_id: str) -> None:
         """Ask for a request to be dropped. Callable from any thread."""
-        self._post(Abort(request_id))
+        if not self._end:
+            self._post(Abort(request_id))
 
     async def control(self, action: Callable[[], Any]) -> Any:
-        """Run `action` in the loop's task and return what it returns."""
+        """Run `action` in the loop's task and return what it returns. Raises EngineStopped."""
+        self._check_open()
         reply: asyncio.Future[Any] = self._loop.create_future()
         self._post(Control(action, reply))
         return await reply
@@ -105,6 +109,14 @@ class Inbox:
         self._submitted.clear()
         for _ in range(len(self._messages)):
             yield self._messages.popleft()
+
+    def close(self, end: str) -> None:
+        """Nobody drains any more: from now on, who would wait for an answer is refused with `end`."""
+        self._end = end
+
+    def _check_open(self) -> None:
+        if self._end:
+            raise EngineStopped(self._end)
 
     async def wait(self) -> None:
         """Sleep until there is a message."""

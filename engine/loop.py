@@ -66,6 +66,7 @@ class EngineLoop:
             if self.state != "failed":
                 self.state = "stopped"
             self._intake()
+            self._inbox.close(f"the engine is {self.state}")
             for live in list(self._live.values()):
                 self._fail(live, self._ending)
 

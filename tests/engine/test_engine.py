@@ -13,7 +13,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.errors import ConfigError, EngineStopped, InvalidRequest, OverCapacity
+from engine.errors import ConfigError, DeviceFault, EngineStopped, InvalidRequest, OverCapacity
 from engine.request import SamplingParams
 from tests.engine.fake_device import FakeDevice, expected
 from tests.engine.test_loop import collect, tokens_of
@@ -156,6 +156,16 @@ async def test_the_grace_time_ends_what_is_left(monkeypatch: pytest.MonkeyPatch)
         await engine.drain(0)
         with pytest.raises(EngineStopped, match="grace time"):
             await collect(stream)
+
+
+async def test_draining_what_has_failed_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(monkeypatch) as (engine, device):
+        device.faults[1] = DeviceFault("gone")
+        with pytest.raises(DeviceFault):
+            await collect(engine.generate([1], params()))
+        await engine.wait_failed()
+        async with asyncio.timeout(5):
+            await engine.drain(3600)
 
 
 async def test_the_info_says_what_is_served(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from engine.errors import DeviceFault, EngineStopped
 from tests.engine.fake_device import expected
 from tests.engine.test_choices import naive_beam_search, search
 from tests.engine.test_loop import collect, serving
@@ -83,3 +84,18 @@ async def test_end_ids_of_the_model_and_stop_ids_of_the_user(which: int) -> None
         assert await outcome() == (ids[:first], "stop", None)
         assert await outcome(ignore_eos=True) == (ids, "length", None)
         assert await outcome(ignore_eos=True, stop_token_ids=[end]) == (ids[:first], "stop", end)
+
+
+async def test_nobody_waits_for_a_loop_that_has_ended() -> None:
+    async with serving() as server:
+        server.device.faults[1] = DeviceFault("gone")
+        doomed = server.generate([1], 3)
+        with pytest.raises(DeviceFault, match="gone"):
+            await collect(doomed)
+        await asyncio.wait([server.task])
+        for ask in (lambda: server.inbox.control(server.scheduler.audit), lambda: collect(server.generate([1], 3))):
+            with pytest.raises(EngineStopped, match="the engine is failed"):
+                async with asyncio.timeout(5):
+                    await ask()
+        doomed.cancel()
+        assert server.inbox.num_messages == 0
