@@ -75,16 +75,14 @@ DEVICE u32 dequantize_pair(u32 bytes, float scale) {
 // Keys and values of a stage, times their scales, as elements to `target`.
 template <int THREADS>
 DEVICE void dequantize_tile(const u8* stage, u8* target) {
-  constexpr int CHUNKS = HEAD_DIM / 16;
+  constexpr int CHUNKS = HEAD_DIM / 8;
   for (int i = threadIdx.x; i < 2 * TILE * CHUNKS; i += THREADS) {
     const int row = i / CHUNKS, chunk = i % CHUNKS;  // rows of values follow those of keys
-    const uint4 x = *reinterpret_cast<const uint4*>(stage + row * HEAD_DIM + 16 * chunk);
+    const uint2 x = *reinterpret_cast<const uint2*>(stage + row * HEAD_DIM + 8 * chunk);
     const float scale = *reinterpret_cast<const float*>(stage + 2 * STORED_BYTES + 4 * row);
-    uint4* to = reinterpret_cast<uint4*>(target + row * STRIDE + 32 * chunk);
-    to[0] = {dequantize_pair(x.x, scale), dequantize_pair(x.x >> 16, scale), dequantize_pair(x.y, scale),
-             dequantize_pair(x.y >> 16, scale)};
-    to[1] = {dequantize_pair(x.z, scale), dequantize_pair(x.z >> 16, scale), dequantize_pair(x.w, scale),
-             dequantize_pair(x.w >> 16, scale)};
+    *reinterpret_cast<uint4*>(target + row * STRIDE + 16 * chunk) = {
+        dequantize_pair(x.x, scale), dequantize_pair(x.x >> 16, scale), dequantize_pair(x.y, scale),
+        dequantize_pair(x.y >> 16, scale)};
   }
 }
 #endif

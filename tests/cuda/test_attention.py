@@ -216,6 +216,20 @@ def test_decode_reads_keys_and_values_once(config: Config) -> None:
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("config", [CONFIGS[0], CONFIGS[3], CONFIGS[4]], ids=str)
+def test_shared_memory_has_no_bank_conflicts(config: Config) -> None:
+    """Copies of 80 and 96 wide heads have some: their rows end inside a group of 8 chunks."""
+    registry = CpuRegistry()
+    registry.profile = True
+    attend(registry, make_batch(config, [(1, 300), (40, 300)]))
+    profiles = {name: report.profile for name, report in registry.reports}
+    for name in ("attention_v1_prefill", "attention_v1_decode"):
+        profile = profiles[name]
+        assert profile is not None and profile.shared_accesses > 0
+        assert profile.bank_conflicts == 0, name
+
+
+@pytest.mark.cuda
 def test_window_is_all_that_is_read() -> None:
     registry = CpuRegistry()
     batch = make_batch(SMALL, [(1, 700)], window=64)
