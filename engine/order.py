@@ -45,21 +45,20 @@ class Order:
 
     def preemptible_for(self, waiting: Sequence, running: list[Sequence]) -> list[Sequence]:
         """Running sequences that may be preempted to admit `waiting`, first victim first: of lower priority,
-        or of a tenant above its share of the rows while the other's is below; none that is protected."""
+        or of a tenant above its share of the rows while the other's is below, down to that share; none that is
+        protected."""
         share = self._max_num_seqs / self.fairness.num_present
         held: dict[str, int] = {}
         for s in running:
             held[s.tenant] = held.get(s.tenant, 0) + 1
         is_below = held.get(waiting.tenant, 0) < share
-        return sorted(
-            (
-                s
-                for s in running
-                if not s.protected
-                and (s.priority > waiting.priority or (is_below and held[s.tenant] > share and _is_peer(s, waiting)))
-            ),
-            key=_work_lost,
-        )
+        victims = []
+        for s in sorted((s for s in running if not s.protected), key=_work_lost):
+            is_above = is_below and held[s.tenant] > share and _is_peer(s, waiting)
+            if s.priority > waiting.priority or is_above:
+                held[s.tenant] -= 1
+                victims.append(s)
+        return victims
 
     @staticmethod
     def victim_among(later: Iterable[Sequence]) -> Sequence | None:

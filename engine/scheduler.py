@@ -162,14 +162,17 @@ class Scheduler:
 
     def _preempt_for(self, head: Sequence) -> None:
         """Make room for a waiting sequence, if preempting those that it may preempt is enough."""
-        rows, blocks, chosen = len(self._free_rows), self.kv.num_available, []
-        needed = self.kv.blocks_for(head.known)
+        needed, chosen = self.kv.blocks_for(head.known), list[Sequence]()
+
+        def is_enough() -> bool:
+            blocks = self.kv.num_available + self.kv.num_freed_with([victim.tables for victim in chosen])
+            return len(self._free_rows) + len(chosen) > len(head.forks) and blocks >= needed
+
         for victim in self._order.preemptible_for(head, self.running):
-            if rows > len(head.forks) and blocks >= needed:
+            if is_enough():
                 break
             chosen.append(victim)
-            rows, blocks = rows + 1, blocks + len(victim.tables[0].blocks)
-        if rows > len(head.forks) and blocks >= needed:
+        if is_enough():
             for victim in chosen:
                 self._preempt(victim)
 

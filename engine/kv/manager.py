@@ -5,6 +5,7 @@ A sequence's references are a lease: `begin` and `grow` add to it, `detach` ends
 when its contents are computed and settled; hits are whole blocks. Read next: `engine/scheduler.py`.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -90,6 +91,14 @@ class KVManager:
             limit = len(run)
             runs.append(run)
         return [run[:limit] for run in runs]
+
+    def num_freed_with(self, holders: Sequence[list[BlockTable]]) -> int:
+        """Blocks that nobody would hold any more without these tables, in the scarcest group."""
+        freed = []
+        for g, pool in enumerate(self._pools):
+            held = Counter(block for tables in holders for block in tables[g].blocks)
+            freed.append(sum(pool.refs(block) == n for block, n in held.items()))
+        return min(freed)
 
     def begin(self, runs: list[list[Entry]], num_tokens: int, root: str) -> list[BlockTable] | None:
         """Tables that share the matched `runs` and have room for `num_tokens`; None if it does not fit."""

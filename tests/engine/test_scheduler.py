@@ -462,6 +462,21 @@ def test_priority_goes_first_and_may_preempt() -> None:
     rig.check_outputs()
 
 
+def test_choices_are_not_preempted_for_blocks_that_their_siblings_keep() -> None:
+    """Four choices share eight blocks and have one each: giving up one of them frees one, not nine; and their
+    tenant is above its share by one only."""
+    rig = Rig(num_blocks=14, max_num_seqs=6, budget=64)
+    rig.add(range(32), 4, n=4, tenant="a")
+    for _ in range(3):
+        rig.iterate()
+    late = rig.add([9] * 20, 2, tenant="b")
+    while late.status is Status.WAITING:
+        rig.iterate()
+        assert rig.scheduler.num_preemptions == 0 or late.status is Status.RUNNING
+    rig.run()
+    rig.check_outputs()
+
+
 def test_equal_priorities_do_not_preempt_for_admission() -> None:
     rig = Rig(max_num_seqs=2)
     for i in range(6):
