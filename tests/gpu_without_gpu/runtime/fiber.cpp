@@ -13,6 +13,7 @@
 namespace gpu {
 Machine machine;
 constexpr size_t kStackBytes = 256 << 10;
+constexpr u64 kMaxPolls = 200'000;
 
 extern "C" void gpu_switch_stack(void** save, void* load);
 asm(R"(
@@ -38,30 +39,40 @@ gpu_switch_stack:
 .size gpu_switch_stack, .-gpu_switch_stack
 )");
 
-static Thread* pick_ready() {
+// The first ready thread at or behind `start`, wrapping around; or at or before it.
+static Thread* ready_behind(u32 start) {
   u32 words = (machine.threads + 63) / 64;
-  if (machine.schedule == Schedule::reversed) {
-    for (u32 w = words; w--;)
-      if (machine.ready[w]) return machine.all[w * 64 + 63 - static_cast<u32>(__builtin_clzll(machine.ready[w]))];
-    return nullptr;
+  for (u32 i = 0, w = start / 64; i <= words; i++, w = (w + 1) % words) {
+    u64 candidates = machine.ready[w] & (i == 0 ? ~u64{0} << (start % 64) : ~u64{0});
+    if (candidates) return machine.all[w * 64 + static_cast<u32>(__builtin_ctzll(candidates))];
   }
-  u32 start = machine.schedule == Schedule::random ? static_cast<u32>(machine.random() % machine.threads) : 0;
-  u64 head = machine.ready[start / 64] & ~u64{0} << (start % 64);
-  if (head) return machine.all[start / 64 * 64 + static_cast<u32>(__builtin_ctzll(head))];
-  for (u32 i = 1; i <= words; i++) {
-    u32 w = (start / 64 + i) % words;
-    if (machine.ready[w]) return machine.all[w * 64 + static_cast<u32>(__builtin_ctzll(machine.ready[w]))];
+  return nullptr;
+}
+static Thread* ready_before(u32 start) {
+  u32 words = (machine.threads + 63) / 64;
+  for (u32 i = 0, w = start / 64; i <= words; i++, w = (w + words - 1) % words) {
+    u64 candidates = machine.ready[w] & (i == 0 ? ~u64{0} >> (63 - start % 64) : ~u64{0});
+    if (candidates) return machine.all[w * 64 + 63 - static_cast<u32>(__builtin_clzll(candidates))];
   }
   return nullptr;
 }
 
-static void switch_from(void** save) {
-  Thread* next = pick_ready();
+// In order and reversed run as far ahead with one end of the block as they can; a thread that yields lets all others by.
+static Thread* pick_ready(const Thread* yielding) {
+  u32 n = machine.threads;
+  switch (machine.schedule) {
+    case Schedule::in_order: return ready_behind(yielding ? (yielding->id + 1) % n : 0);
+    case Schedule::reversed: return ready_before(yielding ? (yielding->id + n - 1) % n : n - 1);
+    default: return ready_behind(static_cast<u32>(machine.random() % n));
+  }
+}
+
+static void switch_from(void** save, const Thread* yielding = nullptr) {
+  Thread* next = pick_ready(yielding);
   if (!next) return gpu_switch_stack(save, machine.launcher_stack);  // finished, or a deadlock: the launcher looks
   machine.ready[next->id / 64] &= ~(u64{1} << (next->id % 64));
   machine.running = next;
-  void* target = next->stack_pointer;
-  if (save != &next->stack_pointer) gpu_switch_stack(save, target);
+  if (save != &next->stack_pointer) gpu_switch_stack(save, next->stack_pointer);
 }
 
 void make_ready(Thread* t) {
@@ -76,9 +87,9 @@ void suspend(Thread* t, const char* why, u32 site) {
 }
 
 void yield_to_others(Thread* t, u32 site) {
-  if (++machine.polls > 20'000'000) fail(t, site, "livelock: threads keep polling memory that nobody changes");
+  if (++machine.polls > kMaxPolls) fail(t, site, "livelock: threads keep polling memory that nobody changes");
   make_ready(t);
-  switch_from(&t->stack_pointer);
+  switch_from(&t->stack_pointer, t);
 }
 
 static void thread_main() {
