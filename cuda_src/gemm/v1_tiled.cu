@@ -11,7 +11,7 @@ constexpr int kM16 = kWarpM / 16, kN8 = kWarpN / 8;
 constexpr int kATile = TILE_M * 128, kStage = kATile + TILE_N * kWeightRowBytes;
 
 // a: element [M, K]; w: [N, K]; scales, bias: float [N] or null; out: by EPILOGUE.
-extern "C" __global__ void __launch_bounds__(kThreads)
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
 gemm_v1_tiled(const element* a, const weight* w, const float* scales, const float* bias, void* out, int m, int n,
               int k) {
   extern __shared__ __align__(128) unsigned char shared[];
