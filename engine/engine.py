@@ -1,13 +1,11 @@
 """Engine: a model being served. Opens the checkpoint, plans memory, starts the device and the loop.
 
-`generate` is the door: everything that can be wrong with a request is refused here, synchronously and
-by field, before it is queued. Everything after the door happens in the loop's task.
-Read next: `engine/loop.py`.
+Everything that can be wrong with a request is refused in `generate`, synchronously and by field, before it
+is queued. Everything after that happens in the loop's task. Read next: `engine/door.py`, `engine/loop.py`.
 """
 
 import asyncio
 import logging
-import random
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +22,7 @@ from engine.config import EngineConfig
 from engine.counters import Counters
 from engine.devices import memory_facts, open_device, select_device
 from engine.devices.protocol import Device
+from engine.door import Door
 from engine.errors import ConfigError, EngineStopped, InvalidRequest
 from engine.inbox import Inbox
 from engine.kv.groups import kv_groups
@@ -33,9 +32,8 @@ from engine.memory import MemoryLedger, plan_memory
 from engine.metrics import EngineCollector
 from engine.observer import Observer
 from engine.publish import LiveRequest
-from engine.request import MAX_SEED, SamplingParams
+from engine.request import SamplingParams
 from engine.scheduler import Scheduler
-from engine.sequence import Sequence as ScheduledSequence
 from engine.stats import EngineStats, engine_stats
 from engine.stream import OutputChannel, OutputStream
 from engine.text.chat import ChatOptions, ChatTemplate, render_chat
@@ -87,7 +85,7 @@ class Engine:
         self._inbox: Inbox
         self._task: asyncio.Task[None]
         self._channels: WeakValueDictionary[str, OutputChannel] = WeakValueDictionary()
-        self._random = random.Random(config.seed)
+        self._door: Door
 
     # -- life -------------------------------------------------------------------------------
 
@@ -135,6 +133,7 @@ class Engine:
                 f"{self.ledger.max_model_len}, which needs enable_chunked_prefill"
             )
         logger.info("%s", self.ledger)
+        self._door = Door(config, checkpoint, self.ledger.max_model_len, self._tokenizer)
 
     def _make_scheduler(self) -> Scheduler:
         config = self.config
@@ -236,78 +235,13 @@ class Engine:
         request_id = request_id or uuid.uuid4().hex
         if (channel := self._channels.get(request_id)) is not None and not channel.ended:
             raise InvalidRequest("request_id", f"{request_id!r} is in use")
-        token_ids = self._need_tokenizer("prompt").encode(prompt) if isinstance(prompt, str) else list(prompt)
-        if params.truncate_prompt_tokens is not None:
-            token_ids = token_ids[-params.truncate_prompt_tokens :]
-        sequences = self._make_sequences(request_id, token_ids, params, priority, tenant)
+        token_ids = self._door.prompt_token_ids(prompt, params)
+        sequences = self._door.sequences(request_id, token_ids, params, priority=priority, tenant=tenant)
         channel = OutputChannel(params.n, self.config.stream_interval)
         kind = BeamRequest if params.use_beam_search else LiveRequest
         self._inbox.submit(kind(sequences, channel, self._tokenizer))
         self._channels[request_id] = channel
         return OutputStream(request_id, token_ids, channel, self._inbox.abort)
-
-    def _make_sequences(
-        self, request_id: str, token_ids: list[int], params: SamplingParams, priority: int, tenant: str
-    ) -> list[ScheduledSequence]:
-        room = self._check_request(token_ids, params)
-        seed = self._random.randrange(MAX_SEED + 1) if params.seed is None else params.seed
-        bad_words = self._bad_word_ids(params)
-        choices = [
-            ScheduledSequence(
-                request_id,
-                token_ids,
-                params,
-                max_output=room if params.max_tokens is None else min(params.max_tokens, room),
-                seed=seed,
-                eos_token_ids=self._checkpoint.generation.eos_token_ids,
-                index=index,
-                priority=priority,
-                tenant=tenant,
-                bad_words=bad_words,
-            )
-            for index in range(params.num_choices)
-        ]
-        choices[0].forks = tuple(choices[1:])
-        return choices
-
-    def _check_request(self, token_ids: list[int], params: SamplingParams) -> int:
-        """Tokens that fit behind the prompt. Raises InvalidRequest for what can never be served."""
-        limit, vocab = self.ledger.max_model_len, self._checkpoint.decoder.vocab_size
-        room = limit - len(token_ids)
-        if not token_ids:
-            raise InvalidRequest("prompt", "is empty, at least one token is needed")
-        if room < (params.max_tokens != 0):
-            fits = f"at most {limit - 1} fit in max_model_len {limit}"
-            raise InvalidRequest("prompt", f"has {len(token_ids)} tokens, {fits}")
-        for name, ids in (
-            ("prompt", token_ids),
-            ("stop_token_ids", params.stop_ids),
-            ("logit_bias", params.logit_bias or ()),
-            ("allowed_token_ids", params.allowed_token_ids or ()),
-        ):
-            bad = next((i for i in ids if not 0 <= i < vocab), None)
-            if bad is not None:
-                raise InvalidRequest(name, f"token id {bad} is out of range, must be between 0 and {vocab - 1}")
-        for name in ("logprobs", "prompt_logprobs"):
-            if (getattr(params, name) or 0) > self.config.max_logprobs:
-                raise InvalidRequest(name, f"{getattr(params, name)} is above max_logprobs {self.config.max_logprobs}")
-        if params.stop_strings and self._tokenizer is None:
-            raise InvalidRequest("stop", "the model has no tokenizer, so there is no text to stop at")
-        if params.use_beam_search and 2 * params.num_choices > self.config.max_logprobs:
-            limit = self.config.max_logprobs // 2
-            raise InvalidRequest("n", f"{params.num_choices} beams need twice as many logprobs, at most {limit} beams")
-        if params.num_choices > self.config.max_num_seqs:
-            raise InvalidRequest("n", f"{params.num_choices} choices are above max_num_seqs {self.config.max_num_seqs}")
-        return room
-
-    def _bad_word_ids(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
-        """Token sequences of the bad words, each with and without a space before it, as in vLLM."""
-        if not params.bad_words:
-            return ()
-        tokenizer = self._need_tokenizer("bad_words")
-        spellings = [form for word in params.bad_words for form in (word, " " + word.lstrip())]
-        sequences = (tuple(tokenizer.encode(form, add_special_tokens=False)) for form in spellings)
-        return tuple(dict.fromkeys(s for s in sequences if s))
 
     def abort(self, request_id: str) -> bool:
         """Abort a request; its stream ends with finish reason "abort". False if it is not live."""

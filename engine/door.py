@@ -1,0 +1,120 @@
+"""Door: turns what a caller asks for into sequences, or refuses it by the name of the field.
+
+Whatever could break a step, or could never be served, stops here. Read next: `engine/sequence.py`.
+"""
+
+import random
+from collections.abc import Sequence as Seq
+from operator import index
+
+from engine.config import EngineConfig
+from engine.errors import InvalidRequest
+from engine.request import MAX_SEED, SamplingParams
+from engine.sequence import Sequence
+from engine.text.tokenizer import TextTokenizer
+from loader.checkpoint import Checkpoint
+
+
+class Door:
+    """Knows the limits of one engine; draws the seeds of requests that bring none."""
+
+    def __init__(
+        self, config: EngineConfig, checkpoint: Checkpoint, max_model_len: int, tokenizer: TextTokenizer | None
+    ) -> None:
+        self._config = config
+        self._vocab_size = checkpoint.decoder.vocab_size
+        self._eos_token_ids = checkpoint.generation.eos_token_ids
+        self._max_model_len = max_model_len
+        self._tokenizer = tokenizer
+        self._random = random.Random(config.seed)
+
+    def prompt_token_ids(self, prompt: str | Seq[int], params: SamplingParams) -> list[int]:
+        """The prompt as ids, cut to its last `truncate_prompt_tokens`. Raises InvalidRequest."""
+        if isinstance(prompt, str):
+            token_ids = self._need_tokenizer("prompt").encode(prompt)
+        else:
+            try:
+                token_ids = list(map(index, prompt))
+            except TypeError as error:
+                raise InvalidRequest("prompt", f"must be text or token ids: {error}") from error
+        if params.truncate_prompt_tokens is not None:
+            return token_ids[-params.truncate_prompt_tokens :]
+        return token_ids
+
+    def sequences(
+        self, request_id: str, token_ids: list[int], params: SamplingParams, *, priority: int, tenant: str
+    ) -> list[Sequence]:
+        """One sequence per choice; the first holds the others as its forks. Raises InvalidRequest."""
+        room = self._check_length(token_ids, params)
+        self._check_token_ids(token_ids, params)
+        self._check_limits(params)
+        seed = self._random.randrange(MAX_SEED + 1) if params.seed is None else params.seed
+        bad_words = self._bad_word_ids(params)
+        choices = [
+            Sequence(
+                request_id,
+                token_ids,
+                params,
+                max_output=room if params.max_tokens is None else min(params.max_tokens, room),
+                seed=seed,
+                eos_token_ids=self._eos_token_ids,
+                index=choice,
+                priority=priority,
+                tenant=tenant,
+                bad_words=bad_words,
+            )
+            for choice in range(params.num_choices)
+        ]
+        choices[0].forks = tuple(choices[1:])
+        return choices
+
+    def _check_length(self, token_ids: list[int], params: SamplingParams) -> int:
+        """Tokens that fit behind the prompt."""
+        limit = self._max_model_len
+        room = limit - len(token_ids)
+        if not token_ids:
+            raise InvalidRequest("prompt", "is empty, at least one token is needed")
+        if room < (params.max_tokens != 0):
+            fits = f"at most {limit - 1} fit in max_model_len {limit}"
+            raise InvalidRequest("prompt", f"has {len(token_ids)} tokens, {fits}")
+        return room
+
+    def _check_token_ids(self, token_ids: list[int], params: SamplingParams) -> None:
+        last = self._vocab_size - 1
+        for name, ids in (
+            ("prompt", token_ids),
+            ("stop_token_ids", params.stop_ids),
+            ("logit_bias", params.logit_bias or ()),
+            ("allowed_token_ids", params.allowed_token_ids or ()),
+        ):
+            bad = next((i for i in ids if not 0 <= i <= last), None)
+            if bad is not None:
+                raise InvalidRequest(name, f"token id {bad} is out of range, must be between 0 and {last}")
+
+    def _check_limits(self, params: SamplingParams) -> None:
+        rows, top = self._config.max_num_seqs, self._config.max_logprobs
+        for name in ("logprobs", "prompt_logprobs"):
+            if (getattr(params, name) or 0) > top:
+                raise InvalidRequest(name, f"{getattr(params, name)} is above max_logprobs {top}")
+        if params.stop_strings and self._tokenizer is None:
+            raise InvalidRequest("stop", "the model has no tokenizer, so there is no text to stop at")
+        if params.use_beam_search and 2 * params.num_choices > top:
+            raise InvalidRequest(
+                "n", f"{params.num_choices} beams need twice as many logprobs, at most {top // 2} beams"
+            )
+        if params.num_choices > rows:
+            raise InvalidRequest("n", f"{params.num_choices} choices are above max_num_seqs {rows}")
+
+    def _bad_word_ids(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        """Token sequences of the bad words, each with and without a space before it, as in vLLM."""
+        if not params.bad_words:
+            return ()
+        tokenizer = self._need_tokenizer("bad_words")
+        spellings = [form for word in params.bad_words for form in (word, " " + word.lstrip())]
+        sequences = (tuple(tokenizer.encode(form, add_special_tokens=False)) for form in spellings)
+        return tuple(dict.fromkeys(s for s in sequences if s))
+
+    def _need_tokenizer(self, field: str) -> TextTokenizer:
+        if self._tokenizer is None:
+            raise InvalidRequest(field, "the model has no tokenizer; only token ids can be used")
+        return self._tokenizer
