@@ -1,4 +1,4 @@
-"""CudaDevice through the CuPy double: steps in flight, faults, what is refused and how, weights and state on the GPU."""
+"""CudaDevice through the CuPy double: steps in flight, faults, refusals, weights and state on the GPU."""
 
 import sys
 from collections.abc import AsyncIterator, Callable

@@ -7,6 +7,7 @@ Ids must be equal wherever the gap of the two most likely exceeds twice that.
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,6 +55,26 @@ async def test_chunks_prefix_hits_and_forks(reference: Run, progress: str, monke
     assert run.problems == []
 
 
+async def test_int8_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both devices round a head with a scale of its own; rounding to int8 alone moves logits by up to 1.0 here."""
+    expected = await generate(LLAMA, WAVES, device="cpu", kv_cache_dtype="int8")
+    with gpu(monkeypatch) as double:
+        run = await generate(LLAMA, WAVES, device="cuda", kv_cache_dtype="int8", max_num_batched_tokens=16)
+    counts = assert_same_but_for_near_ties(expected, run, BOUND)
+    assert counts["tokens"] > 15
+    assert double.launches["copy_blocks"] % 2 == 0 and double.launches["copy_blocks"] > 0  # pages and scales
+    assert run.problems == []
+
+
+async def test_int8_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through the engine; that they are the rounded ones is test_device's."""
+    waves = [[Request(prompt(0, 20), greedy(3))]]
+    expected = await generate(LLAMA, waves, device="cpu")
+    with gpu(monkeypatch):
+        run = await generate(LLAMA, waves, device="cuda", quantization="int8", kv_cache_dtype="int8")
+    assert assert_same_but_for_near_ties(expected, run, 4.0)["tokens"] > 0
+
+
 async def test_preempted_rows_generate_what_they_would_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four blocks for three sequences that need three each; every bit is as it is with room for all."""
     waves = [[Request(prompt(seed, 30), greedy(12)) for seed in (4, 5, 6)]]
@@ -78,6 +99,10 @@ async def test_a_seed_gives_the_same_tokens_in_any_company(monkeypatch: pytest.M
         first = await generate(LLAMA, alone, device="cuda")
         second = await generate(LLAMA, crowd, device="cuda", max_num_batched_tokens=16)
     assert first.outputs[0] == second.outputs[1]
+
+
+def ruled(max_tokens: int, **rules: Any) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, **rules)
 
 
 async def test_rules_reach_the_sampler(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What `perf/gpu/check.sh` will run on a GPU, run here: its records are the executor's, its checks pass and can fail."""
+"""What `perf/gpu/check.sh` will run on a GPU, run here: its records are the executor's, its checks can fail."""
 
 import re
 from typing import Any

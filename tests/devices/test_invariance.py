@@ -176,11 +176,7 @@ def test_pages_behind_the_window_are_not_read() -> None:
         row = driver.add(0, PROMPT, SEEDED)
         driver.step({0: 40}, prompt_logprobs=True)
         freed = row.blocks[0][0]  # tokens 0 .. 15; the next query, 40, sees keys from 37
-        keys = executor.model.pool[: executor.shape.kv.keys_offset(1)].reshape(-1)
-        for offset, page in (
-            (0, executor.shape.kv.key_page_nbytes),
-            (executor.shape.kv.values_offset(0), executor.shape.kv.value_page_nbytes),
-        ):
-            keys[offset + freed * page : offset + (freed + 1) * page] = 0xFF
+        for offset, page in executor.shape.kv.pages(0):
+            executor.model.pool[offset + freed * page : offset + (freed + 1) * page] = 0xFF
         sequence = driver.run(0, chunk=3, outputs=OUTPUTS)
         assert sequence.sampled == expected[1]

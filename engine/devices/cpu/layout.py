@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
@@ -31,7 +32,8 @@ class KVLayout:
 
     A block id is good in any group: block b of layer l is page b of the pool's slice number `slot(l)`,
     the layer's place in its group. A slice is all keys [blocks, kv_heads, head_dim, slots], then all values
-    [blocks, kv_heads, slots, head_dim]; head_dim and, for keys, slots are padded to lanes.
+    [blocks, kv_heads, slots, head_dim]; head_dim and, for keys, slots are padded to lanes. Of int8, whose itemsize
+    is 1, float32 scales of keys, then of values follow, each [blocks, kv_heads, slots] padded to lanes.
     """
 
     num_blocks: int
@@ -50,19 +52,28 @@ class KVLayout:
         return self.kv_heads * self.block_size * padded(self.head_dim) * self.itemsize
 
     @property
+    def is_int8(self) -> bool:
+        return self.itemsize == 1
+
+    @property
+    def scale_page_nbytes(self) -> int:
+        """Of keys, and as many of values; 0 without scales."""
+        return self.kv_heads * padded(self.block_size) * 4 if self.is_int8 else 0
+
+    @property
     def block_nbytes(self) -> int:
         """Memory per block id."""
-        return self.slots * (self.key_page_nbytes + self.value_page_nbytes)
+        return self.slots * sum(nbytes for _, nbytes in self.pages(0))
 
     @property
     def nbytes(self) -> int:
         return self.num_blocks * self.block_nbytes
 
-    def keys_offset(self, slot: int) -> int:
-        return slot * self.num_blocks * (self.key_page_nbytes + self.value_page_nbytes)
-
-    def values_offset(self, slot: int) -> int:
-        return self.keys_offset(slot) + self.num_blocks * self.key_page_nbytes
+    def pages(self, slot: int) -> list[tuple[int, int]]:
+        """Where a slice's keys, values, key scales and value scales begin, and the size of one page of each."""
+        sizes = (self.key_page_nbytes, self.value_page_nbytes, self.scale_page_nbytes, self.scale_page_nbytes)
+        ends = [*accumulate(sizes, initial=0)]
+        return [((slot * ends[-1] + end) * self.num_blocks, size) for end, size in zip(ends[:-1], sizes, strict=True)]
 
 
 def kv_layout(decoder: DecoderConfig, itemsize: int, num_blocks: int, block_size: int) -> KVLayout:

@@ -8,6 +8,7 @@ from engine.devices.cpu.layout import padded
 from engine.devices.cpu.model import ModelShape, workspace_nbytes
 from engine.devices.cpu.products import packed_product
 from engine.devices.cpu.weights import packed_nbytes
+from engine.errors import ConfigError
 from engine.memory import MemoryFacts
 from loader.decoder import DecoderConfig
 from loader.parameters import parameter_table
@@ -16,9 +17,13 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def model_shape(config: EngineConfig, decoder: DecoderConfig, *, num_blocks: int, max_model_len: int) -> ModelShape:
+    """Raises ConfigError for what only a GPU can do."""
+    if config.quantization != "auto":
+        raise ConfigError(f"quantization: {config.quantization} is not there on the cpu device")
     return ModelShape(
         decoder=decoder,
         dtype="bfloat16" if config.dtype == "auto" else config.dtype,
+        kv_int8=config.kv_cache_dtype == "int8",
         num_blocks=num_blocks,
         block_size=config.block_size,
         max_model_len=max_model_len,

@@ -27,6 +27,7 @@ class ModelShape:
 
     decoder: DecoderConfig
     dtype: str
+    kv_int8: bool = False
     num_blocks: int
     block_size: int
     max_model_len: int
@@ -40,7 +41,7 @@ class ModelShape:
 
     @property
     def kv(self) -> KVLayout:
-        itemsize = 2 if self.dtype == "bfloat16" else 4
+        itemsize = 1 if self.kv_int8 else 2 if self.dtype == "bfloat16" else 4
         return kv_layout(self.decoder, itemsize, self.num_blocks, self.block_size)
 
 
@@ -130,10 +131,7 @@ class CpuModel:
         if not (0 <= copy.source < kv.num_blocks and 0 <= copy.target < kv.num_blocks):
             raise ValueError(f"{copy}: blocks are outside [0, {kv.num_blocks})")
         for slot in range(len(self._groups[copy.group].layers)):
-            for first, nbytes in (
-                (kv.keys_offset(slot), kv.key_page_nbytes),
-                (kv.values_offset(slot), kv.value_page_nbytes),
-            ):
+            for first, nbytes in kv.pages(slot):
                 source, target = first + copy.source * nbytes, first + copy.target * nbytes
                 self.pool[target : target + nbytes] = self.pool[source : source + nbytes]
 
@@ -157,11 +155,8 @@ class _Placement:
             layer: slot for g in kv_groups(shape.decoder.layer_windows) for slot, layer in enumerate(g.layers)
         }
 
-    def keys(self, layer: int) -> int:
-        return self._pool + self._kv.keys_offset(self._slots[layer])
-
-    def values(self, layer: int) -> int:
-        return self._pool + self._kv.values_offset(self._slots[layer])
+    def pages(self, layer: int) -> list[int]:
+        return [self._pool + first for first, _ in self._kv.pages(self._slots[layer])]
 
     def block_table(self, group: int) -> int:
         return _address(self._rows.block_tables[group])

@@ -55,9 +55,8 @@ class Addresses(Protocol):
     def panels(self, names: Sequence[str]) -> tuple[int, int]:
         """Panel table of a packed weight and its length."""
 
-    def keys(self, layer: int) -> int: ...
-
-    def values(self, layer: int) -> int: ...
+    def pages(self, layer: int) -> list[int]:
+        """A layer's keys, values, key scales and value scales."""
 
     def block_table(self, group: int) -> int: ...
 
@@ -140,10 +139,11 @@ class Recorder:
         scale = _float_bits(config.attention_scale)
 
         def columns(at: Addresses, buf: Callable[[Value], int]) -> list[int]:
-            places = [buf(qkv), buf(queries), at.keys(layer), at.values(layer), at.angles, at.block_table(group)]
+            keys, values, *scales = at.pages(layer)
+            places = [buf(qkv), buf(queries), keys, values, at.angles, at.block_table(group)]
             heads = [config.num_attention_heads, config.num_key_value_heads, config.head_dim]
-            tail = [self.kv.block_size, self.blocks_per_row, self.bfloat16, scale]
-            return [*places, at.token_rows, at.positions, *heads, *tail]
+            tail = [self.kv.block_size, self.blocks_per_row, self._page_code, scale]
+            return [*places, at.token_rows, at.positions, *heads, *tail, *scales]
 
         self._emit(opcodes.ROPE_AND_CACHE, (qkv,), queries, columns)
         return queries
@@ -153,13 +153,19 @@ class Recorder:
         out = self._value(config.num_attention_heads * config.head_dim, compute=True)
 
         def columns(at: Addresses, buf: Callable[[Value], int]) -> list[int]:
-            places = [buf(queries), buf(out), at.keys(layer), at.values(layer), at.block_table(group), at.items]
+            keys, values, *scales = at.pages(layer)
+            places = [buf(queries), buf(out), keys, values, at.block_table(group), at.items]
             heads = [config.num_attention_heads, config.num_key_value_heads, config.head_dim]
-            table = [self.kv.block_size, self.blocks_per_row, self.bfloat16, config.layer_windows[layer] or 0]
-            return [*places, *heads, *table, at.scratch, at.scratch_stride, self.bfloat16]
+            table = [self.kv.block_size, self.blocks_per_row, self._page_code, config.layer_windows[layer] or 0]
+            return [*places, *heads, *table, at.scratch, at.scratch_stride, self.bfloat16, *scales]
 
         self._emit(opcodes.ATTENTION, (queries,), out, columns)
         return out
+
+    @property
+    def _page_code(self) -> int:
+        """0 for float32 pages, 1 for bfloat16, 2 for int8."""
+        return 2 if self.kv.is_int8 else int(self.bfloat16)
 
     def _product(self, x: Value, out: Value, weights: Sequence[str], biases: Sequence[str], adds: bool) -> Columns:
         def columns(at: Addresses, buf: Callable[[Value], int]) -> list[int]:
@@ -225,11 +231,12 @@ class Recorder:
         return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
     def scratch_nbytes(self) -> int:
-        """Per thread: a panel's product, or a unit's queries, outputs and softmax state."""
+        """Per thread: a panel's product, or a unit's queries, outputs, softmax state and a tile's keys and values."""
         product = min(max(self.max_tokens, HEAD_ROWS), ROW_TILE) * PANEL * (4 if self.bfloat16 else 8)
         group = self.decoder.num_attention_heads // self.decoder.num_key_value_heads
         rows = max(UNIT_ROWS, group) + 4
-        attention = 4 * (2 * rows * padded(self.decoder.head_dim) + 2 * rows * LANES + 8 * LANES)
+        width = padded(self.decoder.head_dim)
+        attention = 4 * (2 * rows * width + 2 * rows * LANES + 8 * LANES + 2 * LANES * width)
         return -(-max(product, attention) // ALIGNMENT) * ALIGNMENT
 
 

@@ -27,6 +27,7 @@ from engine.devices.cpu.kernels.simd import (
     exp,
     f32_pointer,
     fma,
+    i8_pointer,
     i32_pointer,
     keep_lanes,
     load,
@@ -47,7 +48,8 @@ _LOWEST = np.float32(-1e30)
 @inner
 def attention(op, items, sync, counter, thread):
     """op: queries, out, keys pages, values pages, block table, items, heads, kv heads, head_dim, block_size,
-    blocks per row, pages are bfloat16, window or 0, scratch, its stride per thread, out is bfloat16.
+    blocks per row, pages (0 float32, 1 bfloat16, 2 int8), window or 0, scratch, its stride per thread, out is
+    bfloat16, scales of keys and of values.
 
     items: [items, 4] int32 of first token, tokens, row, position of the first token. Threads take
     units from `sync[counter]`, the longest (last) first.
@@ -58,24 +60,36 @@ def attention(op, items, sync, counter, thread):
         if taken >= units:
             break
         unit = units - 1 - taken
-        if op[12] == 1:
-            _attend(op, unit // op[8], unit % op[8], u16_pointer(op[3]), u16_pointer(op[4]), thread)
+        item, kv_head, half = unit // op[8], unit % op[8], LANES * pad(op[9])
+        tile = op[14] + thread * op[15]
+        if op[12] == 2 and op[16] == 1:
+            pages, tiles = (i8_pointer(op[3]), i8_pointer(op[4])), (u16_pointer(tile), u16_pointer(tile + 2 * half))
+            _attend(op, item, kv_head, pages, tiles, thread)
+        elif op[12] == 2:
+            exact = (f32_pointer(tile), f32_pointer(tile + 4 * half))
+            _attend(op, item, kv_head, (i8_pointer(op[3]), i8_pointer(op[4])), exact, thread)
+        elif op[12] == 1:
+            bfloat = (u16_pointer(op[3]), u16_pointer(op[4]))
+            _attend(op, item, kv_head, bfloat, bfloat, thread)
         else:
-            _attend(op, unit // op[8], unit % op[8], f32_pointer(op[3]), f32_pointer(op[4]), thread)
+            single = (f32_pointer(op[3]), f32_pointer(op[4]))
+            _attend(op, item, kv_head, single, single, thread)
 
 
 @inner
-def _attend(op, item, kv_head, keys, values, thread):
+def _attend(op, item, kv_head, pages, tiles, thread):
+    """pages: keys and values; tiles: the same, or room for a tile of both in which int8 is dequantized first."""
     items, table = i32_pointer(op[6]), i32_pointer(op[5])
     tokens, row, start = np.int64(items[4 * item + 1]), np.int64(items[4 * item + 2]), np.int64(items[4 * item + 3])
     kv_heads, padded, block_size, window = op[8], pad(op[9]), op[10], op[13]
     group = op[7] // kv_heads
     count = tokens * group
     rows = (count + BLOCK - 1) // BLOCK * BLOCK
-    q = f32_pointer(op[14] + thread * op[15])
-    out = f32_pointer(op[14] + thread * op[15] + 4 * rows * padded)
-    state = f32_pointer(op[14] + thread * op[15] + 8 * rows * padded)
-    weights = f32_pointer(op[14] + thread * op[15] + 8 * rows * padded + 8 * rows * LANES)
+    scratch = op[14] + thread * op[15] + 8 * LANES * padded
+    q = f32_pointer(scratch)
+    out = f32_pointer(scratch + 4 * rows * padded)
+    state = f32_pointer(scratch + 8 * rows * padded)
+    weights = f32_pointer(scratch + 8 * rows * padded + 8 * rows * LANES)
     _gather_queries(op, item, kv_head, group, rows, q)
     _reset(out, state, rows, padded)
     lanes = pad(block_size)
@@ -91,18 +105,35 @@ def _attend(op, item, kv_head, keys, values, thread):
             if key + slots <= first:
                 continue
             k, v = page * padded * lanes + slot, (page * block_size + slot) * padded
+            used, stride = min(slots, last + 1 - key), lanes
+            if op[12] == 2:
+                _dequantize(op, pages, k, v, page * lanes + slot, used, lanes, padded, tiles)
+                k, v, stride = np.int64(0), np.int64(0), np.int64(LANES)
             for block in range(0, rows, BLOCK):
                 newest = start + min(block + BLOCK - 1, count - 1) // group
                 oldest = start + block // group
                 if newest < key or (window > 0 and oldest - window + 1 >= key + slots):
                     continue
-                _score(q, keys, k, lanes, padded, block, weights)
+                _score(q, tiles[0], k, stride, padded, block, weights)
                 _soften(weights, state, rows, block, start, group, count, window, key, slots)
-                _accumulate(out, values, v, min(slots, last + 1 - key), padded, block, weights)
+                _accumulate(out, tiles[1], v, used, padded, block, weights)
     if op[16] == 1:
         _write(op, item, kv_head, group, count, rows, out, state, u16_pointer(op[2]))
     else:
         _write(op, item, kv_head, group, count, rows, out, state, f32_pointer(op[2]))
+
+
+@inner
+def _dequantize(op, pages, k, v, scales, used, lanes, padded, tiles):
+    """A tile times its scales, rounded to the tiles' type: keys [padded, 16], values [used, padded]."""
+    scale = load(f32_pointer(op[17]), scales)
+    for i in range(padded):
+        store(tiles[0], i * LANES, load(pages[0], k + i * lanes) * scale)
+    value_scales = f32_pointer(op[18])
+    for j in range(used):
+        scale = splat(value_scales[scales + j])
+        for i in range(0, padded, LANES):
+            store(tiles[1], j * padded + i, load(pages[1], v + j * padded + i) * scale)
 
 
 @inner

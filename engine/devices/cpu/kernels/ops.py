@@ -21,6 +21,7 @@ from engine.devices.cpu.kernels.simd import (
     f64_from_bits,
     f64_pointer,
     half_to_float,
+    i8_pointer,
     i32_pointer,
     i64_pointer,
     keep_lanes,
@@ -31,6 +32,8 @@ from engine.devices.cpu.kernels.simd import (
     store,
     u16_pointer,
 )
+
+SMALLEST_NORMAL = np.float32(2.0**-126)
 
 
 @inner
@@ -187,8 +190,11 @@ def _silu_and_mul(op, out, rows, thread, threads):
 @inner
 def rope_and_cache(op, rows, thread, threads):
     """op: qkv, queries, keys pages, values pages, cosines and sines, block table, token rows, token positions,
-    heads, kv heads, head_dim, block_size, blocks per row, pages are bfloat16, attention scale (float64 bits)."""
-    if op[14] == 1:
+    heads, kv heads, head_dim, block_size, blocks per row, pages (0 float32, 1 bfloat16, 2 int8), attention scale
+    (float64 bits), scales of keys and of values."""
+    if op[14] == 2:
+        _rope_and_cache(op, i8_pointer(op[3]), i8_pointer(op[4]), rows, thread, threads)
+    elif op[14] == 1:
         _rope_and_cache(op, u16_pointer(op[3]), u16_pointer(op[4]), rows, thread, threads)
     else:
         _rope_and_cache(op, f32_pointer(op[3]), f32_pointer(op[4]), rows, thread, threads)
@@ -215,12 +221,39 @@ def _rope_and_cache(op, keys, values, rows, thread, threads):
             page = block * kv_heads + head
             key, value = x + (heads + head) * size, x + (heads + kv_heads + head) * size
             one = np.float32(1.0)
+            if op[14] == 2:
+                _rotate(qkv, key, op[5], position, size, one, qkv, key, 1)
+                k, v = page * padded * lanes + slot, (page * block_size + slot) * padded
+                key_scales, value_scales = f32_pointer(op[16]), f32_pointer(op[17])
+                key_scales[page * lanes + slot] = _quantize(qkv, key, size, padded, i8_pointer(op[3]), k, lanes)
+                value_scales[page * lanes + slot] = _quantize(qkv, value, size, padded, i8_pointer(op[4]), v, 1)
+                continue
             _rotate(qkv, key, op[5], position, size, one, keys, page * padded * lanes + slot, lanes)
             for i in range(size, padded):
                 put(keys, page * padded * lanes + slot + i * lanes, np.float32(0.0))
             for i in range(padded):
                 v = qkv[value + i] if i < size else np.float32(0.0)
                 put(values, (page * block_size + slot) * padded + i, v)
+
+
+@inner
+def _quantize(x, source, size, padded, out, target, step):
+    """One head as int8; its scale, absmax / 127. Element i goes to out[target + i * step], zeros up to `padded`.
+
+    The scale is 0, and so are all elements, where it would not be a normal number; NaN if there is one.
+    """
+    top = np.float32(0.0)
+    for i in range(size):
+        value = abs(x[source + i])
+        if value > top or value != value:
+            top = value
+    scale = np.float32(top / np.float32(127.0))
+    if scale < SMALLEST_NORMAL:
+        scale = np.float32(0.0)
+    for i in range(padded):
+        value = x[source + i] / scale if i < size and scale != np.float32(0.0) else np.float32(0.0)
+        put(out, target + i * step, value)
+    return scale
 
 
 @inner

@@ -26,10 +26,12 @@ intrinsic: Any = extending.intrinsic
 
 _F32 = ir.FloatType()
 _F64 = ir.DoubleType()
+_I8 = ir.IntType(8)
 _I16 = ir.IntType(16)
 _I32 = ir.IntType(32)
 _V32 = ir.VectorType(_F32, LANES)
 _V64 = ir.VectorType(_F64, LANES)
+_VI8 = ir.VectorType(_I8, LANES)
 _VI16 = ir.VectorType(_I16, LANES)
 _VI32 = ir.VectorType(_I32, LANES)
 
@@ -63,6 +65,7 @@ def _pointer_maker(pointee: Any) -> Any:
 
 f32_pointer = _pointer_maker(types.float32)
 f64_pointer = _pointer_maker(types.float64)
+i8_pointer = _pointer_maker(types.int8)
 u8_pointer = _pointer_maker(types.uint8)
 u16_pointer = _pointer_maker(types.uint16)
 i32_pointer = _pointer_maker(types.int32)
@@ -110,7 +113,7 @@ def _round_to_bfloat(builder: Any, value: Any) -> Any:
 
 @intrinsic
 def load(typingctx, pointer, index):
-    """Lanes pointer[index : index + 16]; a uint16 pointer holds bfloat16, float64 is rounded."""
+    """Lanes pointer[index : index + 16]; a uint16 pointer holds bfloat16, int8 is converted, float64 is rounded."""
     pointee = pointer.dtype
 
     def codegen(context, builder, signature, args):
@@ -119,6 +122,8 @@ def load(typingctx, pointer, index):
             return builder.load(builder.bitcast(address, _V32.as_pointer()), align=4)
         if pointee == types.float64:
             return builder.fptrunc(builder.load(builder.bitcast(address, _V64.as_pointer()), align=8), _V32)
+        if pointee == types.int8:
+            return builder.sitofp(builder.load(builder.bitcast(address, _VI8.as_pointer()), align=1), _V32)
         bits = builder.load(builder.bitcast(address, _VI16.as_pointer()), align=2)
         return builder.bitcast(builder.shl(builder.zext(bits, _VI32), _i32(16)), _V32)
 
@@ -297,11 +302,15 @@ def bfloat_to_float(typingctx, bits):
 
 @intrinsic
 def put(typingctx, pointer, index, value):
-    """pointer[index] = value; through a uint16 pointer as bfloat16, to the nearest, ties to even."""
+    """pointer[index] = value; a uint16 pointer takes bfloat16, int8 an integer, each the nearest, ties to even."""
     pointee = pointer.dtype
 
     def codegen(context, builder, signature, args):
-        value = args[2] if pointee == types.float32 else _round_to_bfloat(builder, args[2])
+        value = args[2]
+        if pointee == types.int8:
+            value = builder.fptosi(_call(builder, "llvm.rint.f32", value), _I8)
+        elif pointee != types.float32:
+            value = _round_to_bfloat(builder, value)
         builder.store(value, builder.gep(args[0], [args[1]]))
         return context.get_dummy_value()
 
