@@ -13,7 +13,8 @@ static void start_block(const Dim3& block, const Dim3& thread_shape, const Dim3&
   machine.live = machine.threads;
   memset(machine.ready, 0, sizeof machine.ready);
   for (Barrier& b : machine.barriers) b = {};
-  machine.rendezvous.assign(machine.warps, {});
+  machine.warp.assign(machine.warps, {});
+  if (u32 last = machine.threads % kWarp) machine.warp.back().absent = ~u32{0} << last;
   memory_start_block();
   ClockRef nothing_known(new Clock);
   nothing_known->block = machine.block_serial;

@@ -43,6 +43,10 @@ struct Rendezvous {
   const void* in[kWarp];
   void* out[kWarp];
 };
+struct Warp {
+  u32 absent = 0;               // lanes that have exited, or are past the block's last thread
+  std::vector<Rendezvous> groups;  // of disjoint lanes
+};
 struct Barrier {
   u32 expected = 0, site = 0, trues = 0;  // `trues`: threads that brought a true predicate
   std::vector<Thread*> arrived, waiting;
@@ -67,7 +71,7 @@ struct Machine {
   u64 ready[kMaxThreads / 64];
   Thread* running;
   void* launcher_stack;
-  std::vector<std::vector<Rendezvous>> rendezvous;  // per warp: disjoint groups of lanes
+  std::vector<Warp> warp;
   Barrier barriers[kBarriers];
   // findings and counts
   bool failed;

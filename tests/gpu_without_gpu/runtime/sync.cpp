@@ -32,7 +32,7 @@ static std::string lanes_text(u32 mask) {
 
 static Rendezvous& join_group(Thread* t, const Collective& what, u32 mask, u32 site) {
   Rendezvous* empty = nullptr;
-  for (Rendezvous& group : machine.rendezvous[t->warp]) {
+  for (Rendezvous& group : machine.warp[t->warp].groups) {
     if (!group.arrived) { if (!empty) empty = &group; continue; }
     if (!(group.mask & mask)) continue;
     if (group.mask != mask)
@@ -42,18 +42,16 @@ static Rendezvous& join_group(Thread* t, const Collective& what, u32 mask, u32 s
       fail(t, site, std::string("divergence: ") + what.name + " while lanes of the warp wait at " + group.what->name + " at " + site_text(group.site));
     return group;
   }
-  if (!empty) empty = &machine.rendezvous[t->warp].emplace_back();
+  if (!empty) empty = &machine.warp[t->warp].groups.emplace_back();
   return *empty = {&what, mask, 0, site, {}, {}};
 }
 
 void meet(Thread* t, const Collective& what, u32 mask, u32 site, const void* in, void* out) {
-  u32 first = t->warp * kWarp, lanes = std::min(kWarp, machine.threads - first);
+  const u32 first = t->warp * kWarp, absent = machine.warp[t->warp].absent;
   if (!(mask >> t->lane & 1)) fail(t, site, std::string(what.name) + ": the mask " + lanes_text(mask) + " lacks the calling lane");
-  if (what.aligned && lanes < kWarp) mask &= (1u << lanes) - 1;
-  for (u32 lane = 0; lane < kWarp; lane++)
-    if (mask >> lane & 1 && (lane >= lanes || machine.all[first + lane]->exited))
-      fail(t, site, std::string("divergence: ") + what.name + " with mask " + lanes_text(mask) + " names lane " +
-                        std::to_string(lane) + ", which has exited or does not exist");
+  if (mask & absent)
+    fail(t, site, std::string("divergence: ") + what.name + " with mask " + lanes_text(mask) + " names lane " +
+                      std::to_string(__builtin_ctz(mask & absent)) + ", which has exited or does not exist");
   Rendezvous& group = join_group(t, what, mask, site);
   group.in[t->lane] = in;
   group.out[t->lane] = out;
@@ -63,8 +61,7 @@ void meet(Thread* t, const Collective& what, u32 mask, u32 site, const void* in,
   group.arrived = 0;
   Thread* members[kWarp];
   size_t n = 0;
-  for (u32 lane = 0; lane < lanes; lane++)
-    if (mask >> lane & 1) members[n++] = machine.all[first + lane];
+  for (u32 left = mask; left; left &= left - 1) members[n++] = machine.all[first + static_cast<u32>(__builtin_ctz(left))];
   if (what.orders_memory) synchronise(members, n, members, n);
   for (size_t i = 0; i < n; i++)
     if (members[i] != t) make_ready(members[i]);
@@ -127,7 +124,8 @@ void thread_exits(Thread* t) {
     if (!b.arrived.empty() && b.expected == machine.threads)
       fail(t, b.site, "divergence: a thread exits while others wait at a barrier of all threads");
   }
-  for (const Rendezvous& group : machine.rendezvous[t->warp])
+  machine.warp[t->warp].absent |= 1u << t->lane;
+  for (const Rendezvous& group : machine.warp[t->warp].groups)
     if (group.arrived && group.mask >> t->lane & 1)
       fail(t, group.site, std::string("divergence: a lane exits while its warp waits at ") + group.what->name);
 }
