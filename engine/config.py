@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from engine.errors import ConfigError
 
 DeviceKind = Literal["auto", "cuda", "cpu"]
-DType = Literal["auto", "bfloat16", "float32"]
+DType = Literal["auto", "bfloat16", "float16", "float32"]
 LoadFormat = Literal["auto", "dummy"]
 KVCacheDType = Literal["auto", "int8"]
 Quantization = Literal["auto", "int8"]
@@ -29,7 +29,7 @@ class EngineConfig:
     model: str = field(metadata={"help": "Folder of a Hugging Face style checkpoint."})
     served_model_name: str | None = _setting(None, "Name clients see; the folder's name if unset.")
     device: DeviceKind = _setting("auto", "Where the model runs; auto picks cuda when it is there, else cpu.")
-    dtype: DType = _setting("auto", "Compute dtype; auto is bfloat16.")
+    dtype: DType = _setting("auto", "Compute dtype; auto is bfloat16. float16 is for cuda, float32 for cpu.")
     load_format: LoadFormat = _setting("auto", "dummy makes random weights from config.json alone.")
     max_model_len: int | None = _setting(
         None, "Longest sequence, prompt and output; the model's own limit if unset.", min=1

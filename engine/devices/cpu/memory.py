@@ -17,9 +17,11 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def model_shape(config: EngineConfig, decoder: DecoderConfig, *, num_blocks: int, max_model_len: int) -> ModelShape:
-    """Raises ConfigError for what only a GPU can do."""
+    """Raises ConfigError for what only the cuda device can do."""
+    if config.dtype == "float16":
+        raise ConfigError("dtype: the cpu device computes in bfloat16 or float32, float16 needs --device cuda")
     if config.quantization != "auto":
-        raise ConfigError(f"quantization: {config.quantization} is not there on the cpu device")
+        raise ConfigError(f"quantization: {config.quantization} needs --device cuda")
     return ModelShape(
         decoder=decoder,
         dtype="bfloat16" if config.dtype == "auto" else config.dtype,
