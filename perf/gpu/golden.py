@@ -73,6 +73,7 @@ def _generate(executor: CudaExecutor, prompt: NDArray[np.int32]) -> tuple[NDArra
         count = 1 if step else len(prompt)
         launched = _launch(executor, step, position, prompt if step == 0 else None)
         launched.wait()
+        launched.release()
         ids.append(int(launched.result().token_ids[0]))
         position += count
     return np.stack([seen[i] for i in range(position)]), ids

@@ -87,6 +87,7 @@ class Waiting:
     def sample(self, batch: SampleBatch) -> StepResult:
         launched = self.executor.sample(batch)
         launched.wait()
+        launched.release()
         return launched.result()
 
 

@@ -103,20 +103,24 @@ class CudaDevice:
         """The thread: wait for steps in their order, hand each to the loop."""
         while (item := self._launched.get()) is not None:
             launched, future = item
-            fault: DeviceFault | None = None
+            outcome: StepResult | DeviceFault
             try:
                 launched.wait()
-            except _cuda_errors() as error:
-                fault = _device_fault(error)
+                outcome = launched.result()
+            except Exception as error:  # whatever it is, somebody waits for the ticket
+                outcome = _device_fault(error)
             with suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._settle, launched, future, fault)
+                self._loop.call_soon_threadsafe(self._settle, launched, future, outcome)
 
-    def _settle(self, launched: Launched, future: asyncio.Future[StepResult], fault: DeviceFault | None) -> None:
-        if fault is None:
-            future.set_result(launched.result())
+    def _settle(
+        self, launched: Launched, future: asyncio.Future[StepResult], outcome: StepResult | DeviceFault
+    ) -> None:
+        if isinstance(outcome, StepResult):
+            launched.release()
+            future.set_result(outcome)
         else:
-            self._fault = fault
-            future.set_exception(fault)
+            self._fault = outcome
+            future.set_exception(outcome)
 
 
 def _load(shape: CudaShape, path: Path, load_format: LoadFormat, seed: int) -> CudaExecutor:

@@ -55,7 +55,7 @@ class Launched:
     """A step whose last operation has been queued.
 
     Attributes:
-        free: told the slot when its results have been read.
+        free: takes the slot back.
     """
 
     step: int
@@ -71,8 +71,8 @@ class Launched:
         self.slot.arrived.synchronize()
 
     def result(self) -> StepResult:
-        """After `wait`, once."""
-        result = StepResult(
+        """After `wait`."""
+        return StepResult(
             step=self.step,
             token_ids=self.slot.read(self.token_ids),
             faulted=self.slot.read(self.faulted).astype(np.bool_),
@@ -80,5 +80,7 @@ class Launched:
             prompt_logprobs=None if self.prompt_logprobs is None else self.prompt_logprobs.read(),
             device_seconds=self.slot.seconds(),
         )
+
+    def release(self) -> None:
+        """Give the slot back, once; by the thread that launches."""
         self.free(self.slot)
-        return result
