@@ -29,7 +29,7 @@ class TextPipeline:
 
     def push(self, token_id: int) -> tuple[str, str | None]:
         """Take the next id; return the text to send and the stop string that ends the output, if any."""
-        text = self._detokenizer.push((token_id,))
+        text = self._detokenizer.push_one(token_id)
         if self._matcher is None:
             return text, None
         if self._num_unchecked > 0:

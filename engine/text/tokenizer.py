@@ -1,17 +1,20 @@
 """TextTokenizer: text to ids and back, with the rules about special tokens in one place.
 
-Wraps a `tokenizers.Tokenizer` and is immutable after construction, so that one instance serves
-every request and thread. Read next: `engine/text/detokenizer.py` (incremental text),
+Wraps a `tokenizers.Tokenizer` and is immutable after construction (but for what it remembers), so that
+one instance serves every request and thread. Read next: `engine/text/detokenizer.py` (incremental text),
 `engine/text/chat.py` (what `encode_rendered` receives).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel
 
 from engine.errors import InvalidRequest
 
 _MAX_ID = (1 << 32) - 1
+CUT = "\ufffd"
+"""What decoders give for bytes that are no character, such as half of one."""
 
 
 class TextTokenizer:
@@ -35,6 +38,7 @@ class TextTokenizer:
         self._bos_text = "" if self.bos_id is None else (tokenizer.id_to_token(self.bos_id) or "")
         self._anchor = tokenizer.encode("a", add_special_tokens=False).ids[-1:]
         self._anchor_len = len(self.decode(self._anchor))
+        self._pieces = {skip: _Pieces(self, skip) for skip in (False, True)}
 
     @property
     def vocab_size(self) -> int:
@@ -81,9 +85,33 @@ class TextTokenizer:
             return False
         return self._tokenizer.id_to_token(token_id) is not None
 
+    def pieces(self, skip_special_tokens: bool) -> Mapping[int, str | None]:
+        """The text of an id behind whole characters, None where it takes neighbours to tell."""
+        return self._pieces[skip_special_tokens]
+
+    @property
+    def joins_bytes(self) -> bool:
+        """Whether a text's bytes are its tokens' bytes joined (byte-level BPE), so that decoding needs no context."""
+        return isinstance(self._tokenizer.decoder, ByteLevel)
+
     def token_text(self, token_id: int) -> str:
         """Text of one token inside a sentence: its leading space kept, special tokens spelled out.
 
         A part of a character is U+FFFD, an unknown id is "".
         """
         return self.decode([*self._anchor, token_id], skip_special_tokens=False)[self._anchor_len :]
+
+
+class _Pieces(dict[int, str | None]):
+    """Made as they are asked for: at most one for each id of the vocabulary, 0.1 KB each."""
+
+    def __init__(self, tokenizer: TextTokenizer, skip_special_tokens: bool) -> None:
+        super().__init__()
+        self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
+
+    def __missing__(self, token_id: int) -> str | None:
+        text = self._tokenizer.decode_window([token_id], self._skip_special_tokens)
+        piece = text if self._tokenizer.joins_bytes and CUT not in text else None
+        self[token_id] = piece
+        return piece
