@@ -24,6 +24,7 @@ class _Choice:
     """One choice: its text state, and under best_of its score and the deltas held back."""
 
     text: TextPipeline | None
+    has_begun: bool = False
     ended: bool = False
     cumulative_logprob: float = 0.0
     held: list[Delta] = field(default_factory=list)
@@ -46,6 +47,7 @@ class LiveRequest:
         self._params = params
         self._holds_back = len(sequences) > params.n
         self._wants_scores = params.logprobs is not None or self._holds_back
+        self._is_bare = not self._wants_scores and params.prompt_logprobs is None
         self._choices = [_Choice(self._make_text(s)) for s in sequences]
         self._prompt_logprobs: list[TokenLogprobMap | None] | None = None
         if params.prompt_logprobs is not None:
@@ -63,34 +65,58 @@ class LiveRequest:
 
     def publish(self, settled: Settled, result: StepResult, scheduler: Scheduler) -> None:
         """Push what settled; tell the scheduler if a stop string has ended the choice."""
-        sequence, choice = settled.sequence, self._choices[settled.sequence.index]
+        choice = self._choices[settled.sequence.index]
+        if self._is_bare and choice.has_begun and settled.finish is None and settled.token_id is not None:
+            self._publish_token(choice, settled, scheduler)
+            return
         self._collect_prompt_logprobs(settled, result)
         if settled.token_id is None and settled.finish is None:
             return
         text, stop = self._push_text(choice, settled)
-        finish = settled.finish if stop is None else ("stop", stop)
-        reason, stop_reason = finish or (None, None)
-        ids = () if settled.token_id is None else (settled.token_id,)
         if settled.token_id is not None and result.logprobs is not None:
             choice.cumulative_logprob += float(result.logprobs.logprobs[settled.sample])
+        self._push_delta(choice, settled, text, stop, self._sampled_logprobs(settled, result))
+        if stop is not None:
+            scheduler.finish(settled.sequence)
+
+    def _publish_token(self, choice: _Choice, settled: Settled, scheduler: Scheduler) -> None:
+        """Nearly every token: one that neither begins nor ends its choice and has nothing but its text."""
+        token_id = settled.token_id
+        assert token_id is not None
+        text, stop = ("", None) if choice.text is None else choice.text.push(token_id)
+        if stop is None:
+            self.channel.push_token(settled.sequence.index, text, token_id)
+        else:
+            self._push_delta(choice, settled, text, stop, None)
+            scheduler.finish(settled.sequence)
+
+    def _push_delta(
+        self,
+        choice: _Choice,
+        settled: Settled,
+        text: str,
+        stop: str | None,
+        logprobs: tuple[TokenLogprobMap, ...] | None,
+    ) -> None:
+        sequence = settled.sequence
+        reason, stop_reason = ("stop", stop) if stop is not None else settled.finish or (None, None)
         delta = Delta(
             index=sequence.index,
             text=text,
-            token_ids=ids,
-            logprobs=self._sampled_logprobs(settled, result),
+            token_ids=() if settled.token_id is None else (settled.token_id,),
+            logprobs=logprobs,
             finish_reason=reason,
             stop_reason=stop_reason,
             prompt_logprobs=self._take_prompt_logprobs() if sequence.index == 0 and not self._holds_back else None,
             num_cached_tokens=sequence.num_cached_tokens,
             cumulative_logprob=choice.cumulative_logprob if self._wants_scores else None,
         )
+        choice.has_begun = True
         choice.ended = reason is not None
         if self._holds_back:
             self._hold(choice, delta)
         else:
             self.channel.push(delta)
-        if stop is not None:
-            scheduler.finish(sequence)
 
     def abort(self) -> None:
         """Push the last delta of every choice of an aborted request, with the text held back.

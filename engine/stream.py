@@ -40,33 +40,53 @@ def merge(deltas: Sequence[Delta]) -> Delta:
 
 
 class _Pending:
-    """What one choice has for the reader."""
+    """What one choice has for the reader: deltas, and behind them the bare tokens, made into a delta when read.
 
-    __slots__ = ("begun", "deltas", "num_tokens")
+    A token costs its step two appends (0.1 us) where a Delta of its own takes 1.2 us and merging it as much.
+    """
+
+    __slots__ = ("begun", "deltas", "ids", "num_cached_tokens", "num_tokens", "texts")
 
     def __init__(self) -> None:
         self.deltas: deque[Delta] = deque()
+        self.ids: list[int] = []
+        self.texts: list[str] = []
+        self.num_cached_tokens = 0
         self.num_tokens = 0
         self.begun = False
 
     def add(self, delta: Delta) -> None:
+        while self.ids:
+            self.deltas.append(self._bare(delta.index, MERGE_TOKENS))
         self.deltas.append(delta)
+        self.num_cached_tokens = delta.num_cached_tokens
         self.num_tokens += len(delta.token_ids)
 
     def is_ready(self, interval: int) -> bool:
-        if not self.deltas:
+        if not self.deltas and not self.ids:
             return False
-        return not self.begun or self.num_tokens >= interval or self.deltas[-1].finish_reason is not None
+        return not self.begun or self.num_tokens >= interval or self._has_ended
 
-    def take(self) -> Delta:
-        taken = [self.deltas.popleft()]
-        size = len(taken[0].token_ids)
-        while self.deltas and size + len(self.deltas[0].token_ids) <= MERGE_TOKENS:
+    @property
+    def _has_ended(self) -> bool:
+        return bool(self.deltas) and self.deltas[-1].finish_reason is not None
+
+    def take(self, index: int) -> Delta:
+        taken, size = list[Delta](), 0
+        while self.deltas and (not taken or size + len(self.deltas[0].token_ids) <= MERGE_TOKENS):
             size += len(self.deltas[0].token_ids)
             taken.append(self.deltas.popleft())
+        if self.ids and not self.deltas and size < MERGE_TOKENS:
+            taken.append(self._bare(index, MERGE_TOKENS - size))
+            size += len(taken[-1].token_ids)
         self.num_tokens -= size
         self.begun = True
         return merge(taken)
+
+    def _bare(self, index: int, limit: int) -> Delta:
+        text, ids = "".join(self.texts[:limit]), tuple(self.ids[:limit])
+        del self.texts[:limit], self.ids[:limit]
+        return Delta(index, text, ids, num_cached_tokens=self.num_cached_tokens)
 
 
 class OutputChannel:
@@ -113,6 +133,17 @@ class OutputChannel:
         if pending.is_ready(self._interval):
             self._wake()
 
+    def push_token(self, index: int, text: str, token_id: int) -> None:
+        """Add a token that has nothing but its text to a choice that has had a delta."""
+        if self._ended:
+            return
+        pending = self._pending[index]
+        pending.ids.append(token_id)
+        pending.texts.append(text)
+        pending.num_tokens += 1
+        if self._waiter is not None and pending.is_ready(self._interval):
+            self._wake()
+
     def fail(self, error: EngineError) -> None:
         """End with an error, after what was pushed before."""
         if not self._ended:
@@ -138,7 +169,7 @@ class OutputChannel:
                 self._waiter = None
         pending = self._pending.pop(index)
         self._pending[index] = pending
-        return pending.take()
+        return pending.take(index)
 
     def _next_ready(self) -> int | None:
         interval = 0 if self._ended else self._interval

@@ -122,9 +122,7 @@ async def run(tokenizer: TextTokenizer, rows: int, length: int) -> list[Iteratio
     """Records of STEPS steps."""
     num_tokens = length + BLOCK_SIZE + STEPS + WARM_UP + 8
     kv = KVManager([KVGroup(None, (0,))], rows * (num_tokens // BLOCK_SIZE + 1), BLOCK_SIZE, enable_prefix_caching=True)
-    scheduler = Scheduler(
-        kv, max_num_seqs=rows, max_num_batched_tokens=rows * num_tokens, enable_chunked_prefill=True
-    )
+    scheduler = Scheduler(kv, max_num_seqs=rows, max_num_batched_tokens=rows * num_tokens, enable_chunked_prefill=True)
     device = NullDevice(tokenizer.encode(TEXT), rows, STEPS + WARM_UP)
     inbox = Inbox(rows)
     loop = EngineLoop(scheduler, device, inbox)

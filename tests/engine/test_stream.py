@@ -15,6 +15,25 @@ def token(i: int, index: int = 0, **more: object) -> Delta:
     return Delta(index=index, text=f"{i},", token_ids=(i,), **more)
 
 
+def push(channel: OutputChannel, i: int, index: int, bare: bool) -> None:
+    if bare:
+        channel.push_token(index, f"{i},", i)
+    else:
+        channel.push(token(i, index))
+
+
+async def test_bare_tokens_carry_what_the_first_delta_said() -> None:
+    channel = OutputChannel(1)
+    channel.push(token(0, num_cached_tokens=7))
+    assert await channel.get() == token(0, num_cached_tokens=7)
+    for i in (1, 2):
+        channel.push_token(0, f"{i},", i)
+    channel.push(token(3, num_cached_tokens=7, finish_reason="length"))
+    merged = Delta(0, "1,2,3,", (1, 2, 3), finish_reason="length", num_cached_tokens=7)
+    assert await channel.get() == merged
+    assert await channel.get() is None
+
+
 async def ready(channel: OutputChannel) -> list[tuple[int, tuple[int, ...]]]:
     """Everything a reader can take without waiting."""
     taken = []
@@ -61,10 +80,11 @@ async def test_what_has_gathered_comes_before_an_error() -> None:
         await channel.get()
 
 
-async def test_a_delta_is_never_longer_than_a_message_may_be() -> None:
+@pytest.mark.parametrize("bare", [False, True])
+async def test_a_delta_is_never_longer_than_a_message_may_be(bare: bool) -> None:
     channel = OutputChannel(1)
     for i in range(3 * MERGE_TOKENS):
-        channel.push(token(i))
+        push(channel, i, 0, bare and i > 0)
     assert [len(ids) for _, ids in await ready(channel)] == [MERGE_TOKENS] * 3
 
 
@@ -72,16 +92,19 @@ async def test_a_delta_is_never_longer_than_a_message_may_be() -> None:
     interval=st.integers(1, 5),
     pushes=st.lists(st.integers(0, 2), max_size=40),
     reads=st.lists(st.booleans(), min_size=40, max_size=40),
+    bares=st.lists(st.booleans(), min_size=40, max_size=40),
     fails=st.booleans(),
 )
-def test_nothing_is_lost_or_kept(interval: int, pushes: list[int], reads: list[bool], fails: bool) -> None:
+def test_nothing_is_lost_or_kept(
+    interval: int, pushes: list[int], reads: list[bool], bares: list[bool], fails: bool
+) -> None:
     """Whatever the reader's pace, it gets each choice's tokens in order; what it lacks is what is pending."""
 
     async def play() -> None:
         channel = OutputChannel(3, interval)
         got: dict[int, list[int]] = {0: [], 1: [], 2: []}
         for i, index in enumerate(pushes):
-            channel.push(token(i, index))
+            push(channel, i, index, bares[i] and index in pushes[:i])
             if reads[i]:
                 for choice, ids in await ready(channel):
                     got[choice] += ids
