@@ -27,7 +27,7 @@ from engine.observer import Observer
 from engine.plan import StepResult
 from engine.publish import LiveRequest
 from engine.scheduler import Scheduler
-from engine.step import Settled, Step
+from engine.step import Settlement, Step
 from engine.trace import DEVICE, INTAKE, LAUNCH, PUBLISH, SCHEDULE, TASKS
 
 logger = logging.getLogger(__name__)
@@ -141,8 +141,18 @@ class EngineLoop:
             self._publish(settled, result)
             self.observer.mark(PUBLISH)
 
-    def _publish(self, all_settled: list[Settled], result: StepResult) -> None:
-        for settled in all_settled:
+    def _publish(self, settlement: Settlement, result: StepResult) -> None:
+        for token in settlement.tokens:
+            live = self._live.get(token[0].request_id)
+            if live is not None:
+                try:
+                    ends = live.publish_token(token, result, self.scheduler)
+                except Exception as error:
+                    self._fail_text(live, error)
+                else:
+                    if ends:
+                        self._forget(live)
+        for settled in settlement.others:
             live = self._live.get(settled.sequence.request_id)
             if live is None:
                 continue
@@ -152,11 +162,14 @@ class EngineLoop:
             try:
                 live.publish(settled, result, self.scheduler)
             except Exception as error:
-                logger.exception("request %s failed while its text was made", live.request_id)
-                self._fail(live, RequestFault(f"making text failed: {error!r}"))
+                self._fail_text(live, error)
                 continue
             if live.ended:
                 self._forget(live)
+
+    def _fail_text(self, live: LiveRequest, error: Exception) -> None:
+        logger.error("request %s failed while its text was made", live.request_id, exc_info=error)
+        self._fail(live, RequestFault(f"making text failed: {error!r}"))
 
     def _fail(self, live: LiveRequest, error: EngineError) -> None:
         live.channel.fail(error)

@@ -8,13 +8,13 @@ Read next: `engine/trace.py` (records), `engine/counters.py` (counts), `engine/l
 """
 
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from engine.counters import Counters
 from engine.plan import StepResult
 from engine.publish import LiveRequest
 from engine.scheduler import Scheduler
-from engine.step import Settled, Step
+from engine.step import Settlement, Step
 from engine.trace import LAUNCH, PHASES, SAMPLE, SETTLE, IterationRecord, Profile, RequestRecord, Trace
 
 Clock = Callable[[], float]
@@ -67,7 +67,8 @@ class Observer:
         self._step = step
         if step.plan.row_states:
             self._note_first_scheduled(step, live, scheduled)
-        self._decode_rows = sum([e.num_tokens == 1 and e.start >= e.sequence.prompt_len for e in step.entries])
+        beams = sum([e.num_tokens == 1 and e.start >= e.sequence.prompt_len for e in step.entries])
+        self._decode_rows = len(step.decoding.sequences) + beams
         self._prefill_rows = len(step.plan.rows) - self._decode_rows
 
     def _note_first_scheduled(self, step: Step, live: Mapping[str, LiveRequest], now: float) -> None:
@@ -80,17 +81,18 @@ class Observer:
                     self.counters.prefix_cache_queries += sequence.prompt_len
                     self.counters.prefix_cache_hits += sequence.num_cached_tokens
 
-    def settled(self, all_settled: Iterable[Settled], result: StepResult, live: Mapping[str, LiveRequest]) -> None:
+    def settled(self, settlement: Settlement, result: StepResult, live: Mapping[str, LiveRequest]) -> None:
         """The oldest step has been taken in; ends the phase "settle"."""
         self.mark(SETTLE)
         self._settled = result.step
         self._device_seconds = result.device_seconds
         now = self._last
+        gained = [sequence for sequence, _, _ in settlement.tokens]
+        gained += [s.sequence for s in settlement.others if s.token_id is not None and not s.faulted]
         gaps: dict[float, int] = {}  # by when the token before settled: mostly one step ago, for every row
-        for settled in all_settled:
-            sequence = settled.sequence
+        for sequence in gained:
             request = live.get(sequence.request_id)
-            if request is None or settled.token_id is None or settled.faulted:
+            if request is None:
                 continue
             times, choice = request.times, sequence.index
             last = times.last_tokens[choice]

@@ -8,6 +8,7 @@ can be compared. Read next: `engine/text/pipeline.py`, `engine/stream.py`.
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
+from engine.decoding import Token
 from engine.plan import StepResult, TokenLogprobs
 from engine.request import Delta, Logprob, TokenLogprobMap
 from engine.scheduler import Scheduler
@@ -66,9 +67,6 @@ class LiveRequest:
     def publish(self, settled: Settled, result: StepResult, scheduler: Scheduler) -> None:
         """Push what settled; tell the scheduler if a stop string has ended the choice."""
         choice = self._choices[settled.sequence.index]
-        if self._is_bare and choice.has_begun and settled.finish is None and settled.token_id is not None:
-            self._publish_token(choice, settled, scheduler)
-            return
         self._collect_prompt_logprobs(settled, result)
         if settled.token_id is None and settled.finish is None:
             return
@@ -79,16 +77,20 @@ class LiveRequest:
         if stop is not None:
             scheduler.finish(settled.sequence)
 
-    def _publish_token(self, choice: _Choice, settled: Settled, scheduler: Scheduler) -> None:
-        """Nearly every token: one that neither begins nor ends its choice and has nothing but its text."""
-        token_id = settled.token_id
-        assert token_id is not None
+    def publish_token(self, token: Token, result: StepResult, scheduler: Scheduler) -> bool:
+        """Push a token that ended nothing by itself, as nearly every one; returns whether the request has ended."""
+        sequence, token_id, sample = token
+        choice = self._choices[sequence.index]
+        if not self._is_bare or not choice.has_begun:
+            self.publish(Settled(sequence, token_id, sample, range(0), False, None), result, scheduler)
+            return self.ended
         text, stop = ("", None) if choice.text is None else choice.text.push(token_id)
         if stop is None:
-            self.channel.push_token(settled.sequence.index, text, token_id)
-        else:
-            self._push_delta(choice, settled, text, stop, None)
-            scheduler.finish(settled.sequence)
+            self.channel.push_token(sequence.index, text, token_id)
+            return False
+        self._push_delta(choice, Settled(sequence, token_id, sample, range(0), False, None), text, stop, None)
+        scheduler.finish(sequence)
+        return self.ended
 
     def _push_delta(
         self,

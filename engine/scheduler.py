@@ -26,13 +26,14 @@ from collections.abc import Iterator
 from enum import Enum, auto
 from typing import NamedTuple
 
+from engine.decoding import DecodeArrays, Token
 from engine.kv.fence import Fence, Fenced
 from engine.kv.manager import KVManager, Lease
 from engine.kv.prefix import Entry as CachedBlock
 from engine.order import Order, fixed_rank
 from engine.plan import StepResult
 from engine.sequence import Finish, Sequence, Status
-from engine.step import Draft, Entry, Settled, Step
+from engine.step import Draft, Entry, Settled, Settlement, Step
 
 MAX_PASSED_OVER = 16
 MAX_ADMISSION_FAILURES = 8
@@ -80,6 +81,7 @@ class Scheduler:
         self._max_num_batched_tokens = max_num_batched_tokens
         self._enable_chunked_prefill = enable_chunked_prefill
         self._chunk_limit = long_prefill_token_threshold or max_num_batched_tokens
+        self._decoding = DecodeArrays.of([])
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
         self._num_arrived = 0
         self._last_launched = 0
@@ -144,12 +146,14 @@ class Scheduler:
         self._serve_entitled(draft)
         self._grant_running(draft)
         self._admit_waiting(draft)
-        if not draft.entries and self._last_launched == self._last_settled:
+        if draft.is_empty and self._last_launched == self._last_settled:
             self._take_from_beams(draft)
-        if not draft.entries:
+        if draft.is_empty:
             return None
         self._last_launched += 1
-        return draft.make_step(self._last_launched)
+        step = draft.make_step(self._last_launched, self._decoding)
+        self._decoding = step.decoding
+        return step
 
     def _serve_entitled(self, draft: Draft) -> None:
         """Admit the first waiting sequence ahead of the running ones, leaving each of these a token, if it
@@ -178,19 +182,48 @@ class Scheduler:
 
     def _grant_running(self, draft: Draft) -> None:
         order = self._order.sorted(self.running)
-        granted = {entry.sequence for entry in draft.entries}
+        granted = draft.granted()
+        decoding, budget = draft.decoding, draft.budget
         for place, sequence in enumerate(order):
-            if sequence.status is not Status.RUNNING or sequence in granted:
-                continue  # preempted a moment ago by one before it, or admitted just now
-            num_tokens = min(sequence.pending, draft.budget, self._chunk_limit)
-            if num_tokens and self._make_room(draft, order, place, num_tokens):
-                self._grant(draft, sequence, num_tokens)
+            start = sequence.num_scheduled
+            if start >= sequence.decodes_until or granted:
+                draft.budget = budget
+                self._grant_with_care(draft, order, place, granted)
+                budget = draft.budget
+            elif budget:
+                budget -= 1
+                sequence.num_scheduled = start + 1
+                sequence.in_flight += 1
+                sequence.num_placeholders += 1
+                decoding.append(sequence)
+        draft.budget = budget
+        self._order.fairness.charge_outputs([s.tenant for s in decoding])
+
+    def _grant_with_care(self, draft: Draft, order: list[Sequence], place: int, granted: set[Sequence]) -> None:
+        """Grant tokens to `order[place]`, which may need blocks, a copy or more than one token."""
+        sequence = order[place]
+        if sequence.status is not Status.RUNNING or sequence in granted:
+            return  # preempted a moment ago by one before it, or admitted just now
+        num_tokens = min(sequence.pending, draft.budget, self._chunk_limit)
+        if not num_tokens or not self._make_room(draft, order, place, num_tokens):
+            return
+        if not sequence.is_decoding:
+            self._grant(draft, sequence, num_tokens)
+            return
+        room = len(sequence.tables[0].blocks) * self.kv.block_size
+        sequence.decodes_until = min(room, sequence.max_len - 1)
+        sequence.num_scheduled += 1
+        sequence.in_flight += 1
+        sequence.num_placeholders += 1
+        draft.budget -= 1
+        draft.decoding.append(sequence)
+        draft.changed.append(sequence)
 
     def _take_from_beams(self, draft: Draft) -> None:
         """Nothing can run and nothing is in flight: beams that wait for a preempted sibling hold what others
         need. They have their candidates already, so they lose only work; the last in the order goes first."""
         for beam in reversed(self._order.sorted(self.running)):
-            if draft.entries:
+            if not draft.is_empty:
                 break
             if beam.awaits_branch:
                 self._preempt(beam)
@@ -202,7 +235,7 @@ class Scheduler:
         sequence = order[place]
         stop = sequence.num_scheduled + num_tokens
         while (copies := self.kv.grow(sequence.tables, stop, write_from=sequence.num_scheduled)) is None:
-            granted = {entry.sequence for entry in draft.entries}
+            granted = draft.granted()
             later = (s for s in order[place + 1 :] if s not in granted)
             victim = None if self.fence else self._order.victim_among(later)
             if victim is None:
@@ -226,6 +259,8 @@ class Scheduler:
         sequence.tables = []
         sequence.row = -1
         sequence.fork_rows = []
+        sequence.is_decoding = False
+        sequence.decodes_until = 0
 
     def _free(self, fenced: Fenced) -> None:
         if self._last_launched > self._last_settled:
@@ -317,6 +352,7 @@ class Scheduler:
         sequence.in_flight += 1
         if samples:
             sequence.num_placeholders += 1
+            sequence.is_decoding = not sequence.params.use_beam_search
             self._order.fairness.charge(sequence.tenant, 0, 1)
         targets = self._prompt_targets(sequence, start)
         draft.entries.append(Entry(sequence, start, num_tokens, sequence.epoch, samples, targets))
@@ -349,30 +385,58 @@ class Scheduler:
 
     # -- settle -----------------------------------------------------------------------------
 
-    def settle(self, step: Step, result: StepResult) -> list[Settled]:
+    def settle(self, step: Step, result: StepResult) -> Settlement:
         """Take in the result of the oldest step in flight; ends sequences and opens the fence."""
         self._open_fence(result.step)
-        settled = []
-        sample = target = 0
+        ids, faults = result.token_ids.tolist(), result.faulted.tolist()
+        settlement = self._settle_decoding(step.decoding.sequences, ids, faults)
+        sample, target = len(step.decoding.sequences), 0
         for entry in step.entries:
             rows = range(target, target + len(entry.targets))
-            settled_entry = self._settle_entry(entry, result, sample, rows)
-            if settled_entry is not None:
-                settled.append(settled_entry)
+            token_id, faulted = (ids[sample], faults[sample]) if entry.samples else (None, False)
+            settled = self._settle_entry(entry, token_id, faulted, sample, rows)
+            if settled is not None:
+                settlement.others.append(settled)
             sample += entry.samples
             target = rows.stop
-        return settled
+        return settlement
+
+    def _settle_decoding(self, sequences: list[Sequence], ids: list[int], faults: list[bool]) -> Settlement:
+        """Rows that decoded. One that was preempted since has computed nothing any more, but has its token."""
+        tokens, others = list[Token](), list[Settled]()
+        running, finished, block_size = Status.RUNNING, Status.FINISHED, self.kv.block_size
+        for sample, sequence in enumerate(sequences):
+            sequence.in_flight -= 1
+            sequence.num_placeholders -= 1
+            if sequence.status is finished:
+                continue
+            token_id, token_ids = ids[sample], sequence.token_ids
+            if not faults[sample]:
+                token_ids.append(token_id)
+            if sequence.status is running:
+                sequence.protected = False
+                sequence.num_computed = computed = sequence.num_computed + 1
+                if not computed % block_size:
+                    self._index(sequence)
+            if faults[sample] or token_id in sequence.stopping_ids or len(token_ids) >= sequence.max_len:
+                finish = _finish_of(sequence, token_id, faults[sample])
+                self.finish(sequence)
+                others.append(Settled(sequence, token_id, sample, range(0), faults[sample], finish))
+            else:
+                tokens.append((sequence, token_id, sample))
+        return Settlement(tokens, others)
 
     def abandon(self, step: Step) -> list[Sequence]:
         """Give up the oldest step in flight, which failed; ends and returns the sequences in it."""
         self._open_fence(step.plan.step)
+        launched = [(s, True) for s in step.decoding.sequences] + [(e.sequence, e.samples) for e in step.entries]
         ended = []
-        for entry in step.entries:
-            entry.sequence.in_flight -= 1
-            entry.sequence.num_placeholders -= entry.samples
-            if entry.sequence.status is not Status.FINISHED:
-                self.finish(entry.sequence)
-                ended.append(entry.sequence)
+        for sequence, samples in launched:
+            sequence.in_flight -= 1
+            sequence.num_placeholders -= samples
+            if sequence.status is not Status.FINISHED:
+                self.finish(sequence)
+                ended.append(sequence)
         return ended
 
     def _open_fence(self, step: int) -> None:
@@ -382,30 +446,31 @@ class Scheduler:
         for fenced in self.fence.settle(step):
             self._release(fenced)
 
-    def _settle_entry(self, entry: Entry, result: StepResult, sample: int, rows: range) -> Settled | None:
+    def _settle_entry(
+        self, entry: Entry, token_id: int | None, faulted: bool, sample: int, rows: range
+    ) -> Settled | None:
         sequence = entry.sequence
         sequence.in_flight -= 1
         sequence.num_placeholders -= entry.samples
         if sequence.status is Status.FINISHED:
             return None
-        token_id, faulted = None, False
-        if entry.samples:
-            token_id, faulted = int(result.token_ids[sample]), bool(result.faulted[sample])
+        if token_id is not None:
             sequence.awaits_branch = sequence.params.use_beam_search
             if not faulted and not sequence.awaits_branch:
                 sequence.token_ids.append(token_id)
         if sequence.epoch == entry.epoch:
             sequence.protected &= token_id is None
-            self._advance(sequence, entry.start + entry.num_tokens)
+            sequence.num_computed = entry.start + entry.num_tokens
+            self._index(sequence)
         finish = _finish_of(sequence, token_id, faulted)
         if finish is not None:
             self.finish(sequence)
         return Settled(sequence, token_id, sample, rows, faulted, finish)
 
-    def _advance(self, sequence: Sequence, num_computed: int) -> None:
-        sequence.num_computed = num_computed
-        given_up = self.kv.index(sequence.tables, sequence.token_ids, num_computed)
+    def _index(self, sequence: Sequence) -> None:
+        given_up = self.kv.index(sequence.tables, sequence.token_ids, sequence.num_computed)
         if given_up is not None:
+            sequence.decodes_until = 0  # the device must be told of the blocks adopted
             self._free(Fenced(given_up, ()))
 
     def branch(self, branches: list[Branch]) -> None:

@@ -9,6 +9,10 @@ next step can be launched before the host has seen them.
     num_scheduled      tokens whose keys and values were launched; <= known
     num_computed       the settled part of num_scheduled
 
+A sequence is *decoding* from the step that samples its first token until it ends or is preempted: its one
+pending token is the one sampled last for its row. Positions below `decodes_until` take nothing but a launch:
+there is room in a block of its own, and the token is wanted. Beams are never decoding: they wait to be told.
+
 The loop's task owns it; only `engine/scheduler.py` changes it.
 """
 
@@ -40,12 +44,15 @@ class Sequence:
         "awaits_branch",
         "bad_words",
         "cache_root",
+        "decodes_until",
         "end_ids",
         "epoch",
         "fork_rows",
         "forks",
         "in_flight",
         "index",
+        "is_decoding",
+        "max_len",
         "max_output",
         "num_cached_tokens",
         "num_computed",
@@ -61,6 +68,7 @@ class Sequence:
         "row",
         "seed",
         "status",
+        "stopping_ids",
         "tables",
         "tenant",
         "token_ids",
@@ -86,9 +94,11 @@ class Sequence:
         self.prompt_len = len(prompt_token_ids)
         self.token_ids = list(prompt_token_ids)
         self.max_output = max_output
+        self.max_len = self.prompt_len + max_output
         self.seed = seed
         self.bad_words = bad_words
         self.end_ids = frozenset(() if params.ignore_eos else eos_token_ids)
+        self.stopping_ids = self.end_ids.union(params.stop_ids)
         self.priority = priority
         self.tenant = tenant
         self.cache_root = tenant
@@ -108,6 +118,8 @@ class Sequence:
         self.num_prompt_logprobs_launched = 0
         self.protected = False
         self.awaits_branch = False
+        self.is_decoding = False
+        self.decodes_until = 0
 
     @property
     def known(self) -> int:
@@ -162,11 +174,6 @@ class Sequence:
         if p.logprobs is not None:
             return p.logprobs
         return -1 if p.best_of is None else 0
-
-    @property
-    def stopping_ids(self) -> frozenset[int]:
-        """Every id that ends the output."""
-        return self.end_ids.union(self.params.stop_ids)
 
     def end_of(self, token_id: int) -> Finish | None:
         """Finish reason and stop reason if `token_id`, just appended, ends the sequence."""

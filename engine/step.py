@@ -6,12 +6,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from engine.decoding import DecodeArrays, Token
 from engine.plan import NO_TARGET, PLACEHOLDER, BlockCopy, BlockUpdate, Int32Array, RowState, SampleBatch, StepPlan
 from engine.sequence import Finish, Sequence
 
 
 class Entry(NamedTuple):
-    """One row of a launched step; a choice that forks has no tokens and follows its parent's entry.
+    """One row of a launched step that is not decoding. A choice that forks has no tokens and follows its
+    parent's entry.
 
     Attributes:
         start: position of the first token.
@@ -28,10 +30,11 @@ class Entry(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A decided step."""
+    """A decided step: in the plan, the decoding rows come first."""
 
     plan: StepPlan
     batch: SampleBatch
+    decoding: DecodeArrays
     entries: list[Entry]
 
 
@@ -54,39 +57,69 @@ class Settled(NamedTuple):
     finish: Finish | None
 
 
+class Settlement(NamedTuple):
+    """What a settled step brought: tokens of rows that go on decoding, and everything else."""
+
+    tokens: list[Token]
+    others: list[Settled]
+
+
 @dataclass(slots=True)
 class Draft:
-    """A step being put together; `budget` is the tokens left to grant."""
+    """A step being put together.
+
+    Attributes:
+        budget: tokens left to grant.
+        decoding: sequences granted the one token they decode.
+        changed: those of them whose block tables the device may not know.
+    """
 
     budget: int
+    decoding: list[Sequence] = field(default_factory=list)
+    changed: list[Sequence] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)
     new_rows: list[RowState] = field(default_factory=list)
     copies: list[BlockCopy] = field(default_factory=list)
 
-    def make_step(self, number: int) -> Step:
-        """The step as launched; marks the block tables as sent."""
+    @property
+    def is_empty(self) -> bool:
+        """Nobody has been granted anything."""
+        return not self.decoding and not self.entries
+
+    def granted(self) -> set[Sequence]:
+        """Who has been granted something."""
+        return {*self.decoding, *(entry.sequence for entry in self.entries)}
+
+    def make_step(self, number: int, before: DecodeArrays) -> Step:
+        """The step as launched, after one that decoded `before`; marks the block tables as sent."""
+        decoding = before.next(self.decoding)
         entries = [e for e in self.entries if e.num_tokens]
+        changed = [*self.changed, *(e.sequence for e in self.entries)]
         plan = StepPlan(
             step=number,
-            rows=np.array([e.sequence.row for e in entries], np.int32),
-            starts=np.array([e.start for e in entries], np.int32),
-            num_tokens=np.array([e.num_tokens for e in entries], np.int32),
-            token_ids=np.array([t for e in entries for t in _input_ids(e)], np.int32),
-            prompt_targets=_target_ids(entries),
+            rows=_join(decoding.rows, [e.sequence.row for e in entries]),
+            starts=_join(decoding.starts, [e.start for e in entries]),
+            num_tokens=_join(decoding.num_tokens, [e.num_tokens for e in entries]),
+            token_ids=_join(decoding.token_ids, [t for e in entries for t in _input_ids(e)]),
+            prompt_targets=_target_ids(entries, len(decoding.sequences)),
             row_states=tuple(self.new_rows),
-            block_updates=tuple(update for e in self.entries for update in _block_updates(e.sequence)),
+            block_updates=tuple([update for s in changed for update in _block_updates(s)]),
             block_copies=tuple(self.copies),
         )
-        return Step(plan, self._make_batch(number), self.entries)
+        return Step(plan, self._make_batch(number, decoding), decoding, self.entries)
 
-    def _make_batch(self, number: int) -> SampleBatch:
-        indices, rows, index = [], [], -1
+    def _make_batch(self, number: int, decoding: DecodeArrays) -> SampleBatch:
+        indices, rows, index = list[int](), list[int](), len(decoding.sequences) - 1
         for entry in self.entries:
             index += entry.num_tokens > 0
             if entry.samples:
                 indices.append(index)
                 rows.append(entry.sequence.row)
-        return SampleBatch(number, np.array(indices, np.int32), np.array(rows, np.int32))
+        return SampleBatch(number, _join(decoding.indices, indices), _join(decoding.rows, rows))
+
+
+def _join(head: Int32Array, tail: list[int]) -> Int32Array:
+    return np.concatenate([head, np.array(tail, np.int32)]) if tail else head
 
 
 def _input_ids(entry: Entry) -> list[int]:
@@ -94,7 +127,7 @@ def _input_ids(entry: Entry) -> list[int]:
     return ids if len(ids) == entry.num_tokens else [*ids, PLACEHOLDER]
 
 
-def _target_ids(entries: list[Entry]) -> Int32Array | None:
+def _target_ids(entries: list[Entry], num_decoding: int) -> Int32Array | None:
     if not any(e.targets for e in entries):
         return None
     ids = [
@@ -102,7 +135,7 @@ def _target_ids(entries: list[Entry]) -> Int32Array | None:
         for e in entries
         for position in range(e.start, e.start + e.num_tokens)
     ]
-    return np.array(ids, np.int32)
+    return np.array([NO_TARGET] * num_decoding + ids, np.int32)
 
 
 def _block_updates(sequence: Sequence) -> Iterator[BlockUpdate]:

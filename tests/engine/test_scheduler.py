@@ -94,7 +94,7 @@ class Rig:
     def settle(self) -> None:
         step = self.in_flight.popleft()
         result = self.device.run_until(step.plan.step)
-        for settled in self.scheduler.settle(step, result):
+        for settled in self.scheduler.settle(step, result).others:
             if settled.prompt_rows:
                 assert result.prompt_logprobs is not None
                 ids = result.prompt_logprobs.top_ids[settled.prompt_rows.start : settled.prompt_rows.stop, 0]
@@ -123,13 +123,12 @@ def test_chunks_mix_with_decode_and_only_the_last_samples() -> None:
     rig = Rig(budget=8)
     short = rig.add([1, 2, 3], 4)
     long = rig.add(range(20), 2)
-    grants = []
+    grants, sampling = [], []
     while (step := rig.iterate()) is not None:
-        grants.append([(e.sequence is long, e.start, e.num_tokens, e.samples) for e in step.entries])
-    assert grants[0] == [(False, 0, 3, True), (True, 0, 5, False)]
-    assert grants[1] == [(False, 3, 1, True), (True, 5, 7, False)]
-    assert grants[2] == [(False, 4, 1, True), (True, 12, 7, False)]
-    assert grants[3] == [(False, 5, 1, True), (True, 19, 1, True)]
+        grants.append(sorted([*zip(step.plan.starts.tolist(), step.plan.num_tokens.tolist(), strict=True)]))
+        sampling.append([step.plan.starts.tolist()[e] for e in step.batch.entries.tolist()])
+    assert grants[:4] == [[(0, 3), (0, 5)], [(3, 1), (5, 7)], [(4, 1), (12, 7)], [(5, 1), (19, 1)]]
+    assert sampling[:4] == [[0], [3], [4], [5, 19]]
     rig.run()
     assert {s.request_id for s in rig.finished} == {short.request_id, long.request_id}
     rig.check_outputs()
