@@ -5,8 +5,7 @@ is lifted to the lowest counter among those present, so that idling saves nothin
 Virtual Token Counter of Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections import defaultdict
 
 OUTPUT_WEIGHT = 2.0
 """An output token costs this many prompt tokens, as in the paper."""
@@ -40,14 +39,6 @@ class Fairness:
     def charge(self, tenant: str, prompt_tokens: int, output_tokens: int) -> None:
         """`tenant` was served these tokens."""
         self._served[tenant] += prompt_tokens + OUTPUT_WEIGHT * output_tokens
-
-    def charge_outputs(self, tenants: Sequence[str]) -> None:
-        """Each of these was served an output token, as often as it is there."""
-        if len(self._present) == 1 and tenants:
-            self.charge(tenants[0], 0, len(tenants))
-            return
-        for tenant, count in Counter(tenants).items():
-            self.charge(tenant, 0, count)
 
     def served(self, tenant: str) -> float:
         """The counter; lower goes first."""

@@ -14,8 +14,9 @@ from engine.counters import Counters
 from engine.plan import StepResult
 from engine.publish import LiveRequest
 from engine.scheduler import Scheduler
+from engine.sequence import Sequence
 from engine.step import Settlement, Step
-from engine.trace import LAUNCH, PHASES, SAMPLE, SETTLE, IterationRecord, Profile, RequestRecord, Trace
+from engine.trace import LAUNCH, PHASES, SAMPLE, SETTLE, IterationRecord, Profile, RequestRecord, RequestTimes, Trace
 
 Clock = Callable[[], float]
 
@@ -33,6 +34,10 @@ class Observer:
         self._start = self._last = clock()
         self._idle = 0.0
         self._num_preemptions = 0
+        self._gained: list[Sequence] = []
+        self._gained_times: list[RequestTimes] = []
+        self._gained_at = 0.0
+        self._gained_steps = 0
         self._reset()
 
     def _reset(self) -> None:
@@ -89,10 +94,23 @@ class Observer:
         now = self._last
         gained = [sequence for sequence, _, _ in settlement.tokens]
         gained += [s.sequence for s in settlement.others if s.token_id is not None and not s.faulted]
-        gaps: dict[float, int] = {}  # by when the token before settled: mostly one step ago, for every row
+        if gained and gained == self._gained:
+            self.counters.inter_token_latency.observe(now - self._gained_at, len(gained))
+            self._gained_steps += 1
+            self._sampled = len(gained)
+        else:
+            self._note_gained(gained, now, live)
+        self._gained_at = now
+
+    def _note_gained(self, gained: list[Sequence], now: float, live: Mapping[str, LiveRequest]) -> None:
+        """Each of these gained a token; if the next step gives one to the same, nothing is noted per sequence."""
+        self._write_gained()
+        self._gained, self._gained_times = gained, []
+        gaps: dict[float, int] = {}  # by when the token before settled
         for sequence in gained:
             request = live.get(sequence.request_id)
             if request is None:
+                self._gained = []  # it does not count
                 continue
             times, choice = request.times, sequence.index
             last = times.last_tokens[choice]
@@ -102,9 +120,18 @@ class Observer:
                 gaps[last] = gaps.get(last, 0) + 1
             times.last_tokens[choice] = now
             times.num_tokens[choice] += 1
+            self._gained_times.append(times)
             self._sampled += 1
         for last, count in gaps.items():
             self.counters.inter_token_latency.observe(now - last, count)
+
+    def _write_gained(self) -> None:
+        """Note what steps that gave tokens to the same sequences left out: 13 us a step with 64 of them."""
+        if self._gained_steps:
+            for sequence, times in zip(self._gained, self._gained_times, strict=True):
+                times.last_tokens[sequence.index] = self._gained_at
+                times.num_tokens[sequence.index] += self._gained_steps
+            self._gained_steps = 0
 
     def _note_first_token(self, request: LiveRequest, now: float) -> None:
         times = request.times
@@ -144,6 +171,7 @@ class Observer:
 
     def finished(self, live: LiveRequest) -> None:
         """A request leaves, whatever the reason; its channel has ended."""
+        self._write_gained()
         first, times = live.sequences[0], live.times
         record = RequestRecord(
             request_id=live.request_id,

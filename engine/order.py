@@ -6,6 +6,7 @@ Within a tenant the order never changes (`fixed_rank`), which is how the schedul
 among tenants it moves with their counters. Read next: `engine/fairness.py`, docs/scheduling.md.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from heapq import merge
 
@@ -28,6 +29,14 @@ class Order:
     def rank(self, sequence: Sequence) -> tuple[int, float, int, int]:
         """Lower goes first."""
         return (sequence.priority, self.fairness.served(sequence.tenant), sequence.arrival, sequence.index)
+
+    def charge_outputs(self, sequences: list[Sequence]) -> None:
+        """Each of these is given an output token."""
+        if self.fairness.num_present == 1 and sequences:
+            self.fairness.charge(sequences[0].tenant, 0, len(sequences))
+            return
+        for tenant, count in Counter([s.tenant for s in sequences]).items():
+            self.fairness.charge(tenant, 0, count)
 
     def sorted(self, running: list[Sequence]) -> list[Sequence]:
         """A copy of `running`, which is sorted by `fixed_rank`, in order."""

@@ -5,6 +5,7 @@ answer that is not complete yet: prompt logprobs and, under best_of, everything 
 can be compared. Read next: `engine/text/pipeline.py`, `engine/stream.py`.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
@@ -22,10 +23,14 @@ from engine.trace import RequestTimes
 
 @dataclass(slots=True)
 class _Choice:
-    """One choice: its text state, and under best_of its score and the deltas held back."""
+    """One choice: its text state, and under best_of its score and the deltas held back.
+
+    Attributes:
+        push_plain: id to text, for a choice that has begun and whose tokens have nothing but their text.
+    """
 
     text: TextPipeline | None
-    has_begun: bool = False
+    push_plain: Callable[[int], str] | None = None
     ended: bool = False
     cumulative_logprob: float = 0.0
     held: list[Delta] = field(default_factory=list)
@@ -80,17 +85,12 @@ class LiveRequest:
     def publish_token(self, token: Token, result: StepResult, scheduler: Scheduler) -> bool:
         """Push a token that ended nothing by itself, as nearly every one; returns whether the request has ended."""
         sequence, token_id, sample = token
-        choice = self._choices[sequence.index]
-        if not self._is_bare or not choice.has_begun:
+        push_plain = self._choices[sequence.index].push_plain
+        if push_plain is None:
             self.publish(Settled(sequence, token_id, sample, range(0), False, None), result, scheduler)
             return self.ended
-        text, stop = ("", None) if choice.text is None else choice.text.push(token_id)
-        if stop is None:
-            self.channel.push_token(sequence.index, text, token_id)
-            return False
-        self._push_delta(choice, Settled(sequence, token_id, sample, range(0), False, None), text, stop, None)
-        scheduler.finish(sequence)
-        return self.ended
+        self.channel.push_token(sequence.index, push_plain(token_id), token_id)
+        return False
 
     def _push_delta(
         self,
@@ -113,7 +113,8 @@ class LiveRequest:
             num_cached_tokens=sequence.num_cached_tokens,
             cumulative_logprob=choice.cumulative_logprob if self._wants_scores else None,
         )
-        choice.has_begun = True
+        if self._is_bare:
+            choice.push_plain = _no_text if choice.text is None else choice.text.push_plain
         choice.ended = reason is not None
         if self._holds_back:
             self._hold(choice, delta)
@@ -189,3 +190,7 @@ class LiveRequest:
     def _logprob(self, token_id: int, logprob: float, rank: int) -> Logprob:
         text = self._tokenizer.token_text(token_id) if self._tokenizer is not None else None
         return Logprob(logprob, rank, text)
+
+
+def _no_text(token_id: int) -> str:
+    return ""

@@ -194,10 +194,9 @@ class Scheduler:
                 budget -= 1
                 sequence.num_scheduled = start + 1
                 sequence.in_flight += 1
-                sequence.num_placeholders += 1
                 decoding.append(sequence)
         draft.budget = budget
-        self._order.fairness.charge_outputs([s.tenant for s in decoding])
+        self._order.charge_outputs(decoding)
 
     def _grant_with_care(self, draft: Draft, order: list[Sequence], place: int, granted: set[Sequence]) -> None:
         """Grant tokens to `order[place]`, which may need blocks, a copy or more than one token."""
@@ -214,7 +213,6 @@ class Scheduler:
         sequence.decodes_until = min(room, sequence.max_len - 1)
         sequence.num_scheduled += 1
         sequence.in_flight += 1
-        sequence.num_placeholders += 1
         draft.budget -= 1
         draft.decoding.append(sequence)
         draft.changed.append(sequence)
@@ -350,8 +348,8 @@ class Scheduler:
 
     def _enter(self, draft: Draft, sequence: Sequence, start: int, num_tokens: int, samples: bool) -> None:
         sequence.in_flight += 1
+        sequence.in_flight_unsampled += not samples
         if samples:
-            sequence.num_placeholders += 1
             sequence.is_decoding = not sequence.params.use_beam_search
             self._order.fairness.charge(sequence.tenant, 0, 1)
         targets = self._prompt_targets(sequence, start)
@@ -388,42 +386,40 @@ class Scheduler:
     def settle(self, step: Step, result: StepResult) -> Settlement:
         """Take in the result of the oldest step in flight; ends sequences and opens the fence."""
         self._open_fence(result.step)
-        ids, faults = result.token_ids.tolist(), result.faulted.tolist()
-        settlement = self._settle_decoding(step.decoding.sequences, ids, faults)
+        ids = _sampled_ids(result)
+        settlement = self._settle_decoding(step.decoding.sequences, ids)
         sample, target = len(step.decoding.sequences), 0
         for entry in step.entries:
             rows = range(target, target + len(entry.targets))
-            token_id, faulted = (ids[sample], faults[sample]) if entry.samples else (None, False)
-            settled = self._settle_entry(entry, token_id, faulted, sample, rows)
+            settled = self._settle_entry(entry, ids[sample] if entry.samples else None, sample, rows)
             if settled is not None:
                 settlement.others.append(settled)
             sample += entry.samples
             target = rows.stop
         return settlement
 
-    def _settle_decoding(self, sequences: list[Sequence], ids: list[int], faults: list[bool]) -> Settlement:
+    def _settle_decoding(self, sequences: list[Sequence], ids: list[int | None]) -> Settlement:
         """Rows that decoded. One that was preempted since has computed nothing any more, but has its token."""
         tokens, others = list[Token](), list[Settled]()
         running, finished, block_size = Status.RUNNING, Status.FINISHED, self.kv.block_size
         for sample, sequence in enumerate(sequences):
             sequence.in_flight -= 1
-            sequence.num_placeholders -= 1
-            if sequence.status is finished:
-                continue
-            token_id, token_ids = ids[sample], sequence.token_ids
-            if not faults[sample]:
-                token_ids.append(token_id)
             if sequence.status is running:
                 sequence.protected = False
                 sequence.num_computed = computed = sequence.num_computed + 1
                 if not computed % block_size:
                     self._index(sequence)
-            if faults[sample] or token_id in sequence.stopping_ids or len(token_ids) >= sequence.max_len:
-                finish = _finish_of(sequence, token_id, faults[sample])
-                self.finish(sequence)
-                others.append(Settled(sequence, token_id, sample, range(0), faults[sample], finish))
-            else:
-                tokens.append((sequence, token_id, sample))
+            elif sequence.status is finished:
+                continue
+            token_id, token_ids = ids[sample], sequence.token_ids
+            if token_id is not None:
+                token_ids.append(token_id)
+                if token_id not in sequence.stopping_ids and len(token_ids) < sequence.max_len:
+                    tokens.append((sequence, token_id, sample))
+                    continue
+            finish = _finish_of(sequence, token_id, token_id is None)
+            self.finish(sequence)
+            others.append(Settled(sequence, token_id, sample, range(0), token_id is None, finish))
         return Settlement(tokens, others)
 
     def abandon(self, step: Step) -> list[Sequence]:
@@ -433,7 +429,7 @@ class Scheduler:
         ended = []
         for sequence, samples in launched:
             sequence.in_flight -= 1
-            sequence.num_placeholders -= samples
+            sequence.in_flight_unsampled -= not samples
             if sequence.status is not Status.FINISHED:
                 self.finish(sequence)
                 ended.append(sequence)
@@ -446,17 +442,16 @@ class Scheduler:
         for fenced in self.fence.settle(step):
             self._release(fenced)
 
-    def _settle_entry(
-        self, entry: Entry, token_id: int | None, faulted: bool, sample: int, rows: range
-    ) -> Settled | None:
+    def _settle_entry(self, entry: Entry, token_id: int | None, sample: int, rows: range) -> Settled | None:
         sequence = entry.sequence
         sequence.in_flight -= 1
-        sequence.num_placeholders -= entry.samples
+        sequence.in_flight_unsampled -= not entry.samples
         if sequence.status is Status.FINISHED:
             return None
+        faulted = entry.samples and token_id is None
         if token_id is not None:
             sequence.awaits_branch = sequence.params.use_beam_search
-            if not faulted and not sequence.awaits_branch:
+            if not sequence.awaits_branch:
                 sequence.token_ids.append(token_id)
         if sequence.epoch == entry.epoch:
             sequence.protected &= token_id is None
@@ -504,7 +499,7 @@ class Scheduler:
             return 1.0
         block_size = self.kv.block_size
         # Empty slots are behind a sequence's last token, in pages of its own (forks share one until they write).
-        empty = sum([len(s.tables[0].blocks) * block_size - s.num_scheduled for s in self.running])
+        empty = self.kv.num_pages * block_size - sum([s.num_scheduled for s in self.running])
         return max(0.0, 1.0 - empty / (num_used * block_size))
 
     def leases(self) -> Iterator[Lease]:
@@ -521,9 +516,20 @@ class Scheduler:
         held += [row for fenced in self.fence for row in fenced.rows]
         if sorted(held + self._free_rows) != list(range(self._max_num_seqs)):
             problems.append(f"rows: {sorted(held)} are held while {sorted(self._free_rows)} are free")
+        num_pages = sum(len(s.tables[0].blocks) for s in self.running)
+        if num_pages != self.kv.num_pages:
+            problems.append(f"{num_pages} pages are in block tables, {self.kv.num_pages} are counted")
         if self.is_idle and (len(self.fence) or held):
             problems.append(f"idle with {len(self.fence)} fenced leases and rows {held}")
         return problems
+
+
+def _sampled_ids(result: StepResult) -> list[int | None]:
+    """The ids, None where the logits held no usable value."""
+    ids: list[int | None] = result.token_ids.tolist()
+    if result.faulted.any():
+        return [None if faulted else i for i, faulted in zip(ids, result.faulted.tolist(), strict=True)]
+    return ids
 
 
 def _finish_of(sequence: Sequence, token_id: int | None, faulted: bool) -> Finish | None:

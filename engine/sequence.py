@@ -6,6 +6,7 @@ next step can be launched before the host has seen them.
 
     token_ids          settled ids, the prompt's first
     known              len(token_ids) + num_placeholders
+    in_flight          steps that hold the sequence and have not settled
     num_scheduled      tokens whose keys and values were launched; <= known
     num_computed       the settled part of num_scheduled
 
@@ -50,6 +51,7 @@ class Sequence:
         "fork_rows",
         "forks",
         "in_flight",
+        "in_flight_unsampled",
         "index",
         "is_decoding",
         "max_len",
@@ -57,7 +59,6 @@ class Sequence:
         "num_cached_tokens",
         "num_computed",
         "num_passed_over",
-        "num_placeholders",
         "num_prompt_logprobs_launched",
         "num_scheduled",
         "params",
@@ -110,9 +111,9 @@ class Sequence:
         self.tables: list[BlockTable] = []
         self.epoch = 0
         self.in_flight = 0
+        self.in_flight_unsampled = 0
         self.num_scheduled = 0
         self.num_computed = 0
-        self.num_placeholders = 0
         self.num_cached_tokens = 0
         self.num_passed_over = 0
         self.num_prompt_logprobs_launched = 0
@@ -120,6 +121,12 @@ class Sequence:
         self.awaits_branch = False
         self.is_decoding = False
         self.decodes_until = 0
+
+    @property
+    def num_placeholders(self) -> int:
+        """Tokens sampled by steps that have not settled. One count for steps in flight and one for those of them
+        that sample nothing: a row that decodes, as most do, changes only the first."""
+        return self.in_flight - self.in_flight_unsampled
 
     @property
     def known(self) -> int:

@@ -45,22 +45,29 @@ class _Pending:
     A token costs its step two appends (0.1 us) where a Delta of its own takes 1.2 us and merging it as much.
     """
 
-    __slots__ = ("begun", "deltas", "ids", "num_cached_tokens", "num_tokens", "texts")
+    __slots__ = ("begun", "deltas", "ids", "num_cached_tokens", "num_in_deltas", "texts")
 
     def __init__(self) -> None:
         self.deltas: deque[Delta] = deque()
         self.ids: list[int] = []
         self.texts: list[str] = []
         self.num_cached_tokens = 0
-        self.num_tokens = 0
+        self.num_in_deltas = 0
         self.begun = False
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_in_deltas + len(self.ids)
 
     def add(self, delta: Delta) -> None:
         while self.ids:
-            self.deltas.append(self._bare(delta.index, MERGE_TOKENS))
-        self.deltas.append(delta)
+            self._append(self._bare(delta.index, MERGE_TOKENS))
+        self._append(delta)
         self.num_cached_tokens = delta.num_cached_tokens
-        self.num_tokens += len(delta.token_ids)
+
+    def _append(self, delta: Delta) -> None:
+        self.deltas.append(delta)
+        self.num_in_deltas += len(delta.token_ids)
 
     def is_ready(self, interval: int) -> bool:
         if not self.deltas and not self.ids:
@@ -76,10 +83,9 @@ class _Pending:
         while self.deltas and (not taken or size + len(self.deltas[0].token_ids) <= MERGE_TOKENS):
             size += len(self.deltas[0].token_ids)
             taken.append(self.deltas.popleft())
+        self.num_in_deltas -= size
         if self.ids and not self.deltas and size < MERGE_TOKENS:
             taken.append(self._bare(index, MERGE_TOKENS - size))
-            size += len(taken[-1].token_ids)
-        self.num_tokens -= size
         self.begun = True
         return merge(taken)
 
@@ -140,7 +146,6 @@ class OutputChannel:
         pending = self._pending[index]
         pending.ids.append(token_id)
         pending.texts.append(text)
-        pending.num_tokens += 1
         if self._waiter is not None and pending.is_ready(self._interval):
             self._wake()
 

@@ -41,7 +41,7 @@ BLOCK_SIZE = 16
 LENGTHS = (32, 4096)
 STEPS = 256
 WARM_UP = 16
-REPEATS = 5
+REPEATS = 9
 TEXT = "The quick brown fox jumps over the lazy dog, and nobody (not even the dog) knows why it did so in 2026.\n"
 
 

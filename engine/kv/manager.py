@@ -37,7 +37,11 @@ Lease = tuple[tuple[int, ...], ...]
 
 
 class KVManager:
-    """Gives blocks to sequences. Counts are per group; every group's pool has the same size."""
+    """Gives blocks to sequences. Counts are per group; every group's pool has the same size.
+
+    Attributes:
+        num_pages: entries of all block tables that hold a lease, in one group.
+    """
 
     def __init__(
         self, groups: Sequence[KVGroup], num_blocks: int, block_size: int, *, enable_prefix_caching: bool
@@ -46,6 +50,7 @@ class KVManager:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
+        self.num_pages = 0
         self._pools = [BlockPool(num_blocks) for _ in self.groups]
         self._indexes = [PrefixIndex() for _ in self.groups]
 
@@ -113,6 +118,7 @@ class KVManager:
                 pool.share(entry.block)
             parent = run[-1].uid if run else root
             tables.append(BlockTable(parent, [entry.block for entry in run], num_indexed=len(run)))
+        self.num_pages += len(runs[0])
         self._extend(tables, needed)
         return tables
 
@@ -123,27 +129,29 @@ class KVManager:
         or None, with nothing changed, if it does not fit.
         """
         needed, page = self.blocks_for(num_tokens), write_from // self.block_size
-        shared = [
-            page < len(table.blocks) and pool.refs(table.blocks[page]) > 1
-            for pool, table in zip(self._pools, tables, strict=True)
-        ]
-        for pool, table, is_shared in zip(self._pools, tables, shared, strict=True):
-            if needed - len(table.blocks) + is_shared > pool.num_available:
+        shared = []
+        for g, table in enumerate(tables):
+            pool, blocks = self._pools[g], table.blocks
+            if page < len(blocks) and pool.refs(blocks[page]) > 1:
+                shared.append(g)
+            if needed - len(blocks) + (g in shared) > pool.num_available:
                 return None
         self._extend(tables, needed)
-        return [self._replace(g, tables[g], page) for g, is_shared in enumerate(shared) if is_shared]
+        return [self._replace(g, tables[g], page) for g in shared]
 
     def fork(self, tables: list[BlockTable]) -> list[BlockTable]:
         """Tables that share every block of `tables`; who writes first gets a copy, by `grow`."""
         for pool, table in zip(self._pools, tables, strict=True):
             for block in table.blocks:
                 pool.share(block)
+        self.num_pages += len(tables[0].blocks)
         return [BlockTable(t.parent, t.blocks.copy(), num_indexed=t.num_indexed) for t in tables]
 
     def _extend(self, tables: list[BlockTable], needed: int) -> None:
-        for pool, index, table in zip(self._pools, self._indexes, tables, strict=True):
+        self.num_pages += max(0, needed - len(tables[0].blocks))
+        for g, table in enumerate(tables):
             while len(table.blocks) < needed:
-                table.blocks.append(_take(pool, index))
+                table.blocks.append(_take(self._pools[g], self._indexes[g]))
 
     def _replace(self, g: int, table: BlockTable, page: int) -> BlockCopy:
         source, target = table.blocks[page], _take(self._pools[g], self._indexes[g])
@@ -159,7 +167,7 @@ class KVManager:
         the blocks given up that way, which a step in flight may still read.
         """
         num_full = num_computed // self.block_size if self.enable_prefix_caching else 0
-        if all(table.num_indexed >= num_full for table in tables):
+        if not tables or tables[0].num_indexed >= num_full:  # as many in every group
             return None
         given_up: list[list[int]] = [[] for _ in tables]
         for g, table in enumerate(tables):
@@ -192,6 +200,7 @@ class KVManager:
         lease = tuple(tuple(table.blocks) for table in tables)
         for table in tables:
             table.blocks = []
+        self.num_pages -= len(lease[0]) if lease else 0
         return lease
 
     def release(self, lease: Lease) -> None:

@@ -4,7 +4,7 @@ The loop's publish phase calls it once per choice and token. Invariant: what `pu
 return concatenates to the choice's text; nothing stays held after either has ended it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from engine.request import SamplingParams
 from engine.text.detokenizer import Detokenizer
@@ -26,6 +26,11 @@ class TextPipeline:
         stops = params.stop_strings
         self._matcher = StopMatcher(stops, params.include_stop_str_in_output) if stops else None
         self._num_unchecked = params.min_tokens
+
+    @property
+    def push_plain(self) -> Callable[[int], str] | None:
+        """What gives the text of the next id, where there are no stop strings to look for."""
+        return self._detokenizer.push_one if self._matcher is None else None
 
     def push(self, token_id: int) -> tuple[str, str | None]:
         """Take the next id; return the text to send and the stop string that ends the output, if any."""
