@@ -52,7 +52,7 @@ class EngineConfig:
         "auto", "How keys and values are stored; auto is the compute dtype, int8 has a scale per token and head."
     )
     quantization: Quantization = _setting(
-        "auto", "auto leaves the weights as they are; int8 rounds them while loading, a scale per output channel."
+        "auto", "auto leaves the weights as they are; int8 rounds them while loading (cpu: activations too, in groups)."
     )
     batch_invariant: bool = _setting(
         False, "Same tokens whatever else is in the batch, without cuBLAS; the cpu device always does this."

@@ -15,6 +15,8 @@ from engine.sequence import Sequence
 Token = tuple[Sequence, int, int]
 """A settled token that ended nothing: whose, its id, and its index in the step's result."""
 
+_ONE = np.int32(1)
+
 
 class DecodeArrays(NamedTuple):
     """The decoding rows of a step as the plan has them. Arrays are shared between steps and never written.
@@ -44,8 +46,9 @@ class DecodeArrays(NamedTuple):
         )
 
     def next(self, sequences: list[Sequence]) -> "DecodeArrays":
-        """Of the step after this one: mostly of the same sequences, which costs 3 us at any number of rows up
-        to 256, where `of` takes 35. A sequence that decodes in two steps running is one position further."""
+        """Of the step after this one: mostly of the same sequences, which costs 3 us with 256 of them, where `of`
+        takes 35. A sequence that decodes in two steps running is one position further."""
         if sequences != self.sequences:
             return DecodeArrays.of(sequences)
-        return self._replace(starts=self.starts + np.int32(1))
+        starts = self.starts + _ONE
+        return DecodeArrays(sequences, self.rows, starts, self.num_tokens, self.token_ids, self.indices)

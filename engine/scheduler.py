@@ -145,7 +145,8 @@ class Scheduler:
         draft = Draft(self._max_num_batched_tokens)
         self._serve_entitled(draft)
         self._grant_running(draft)
-        self._admit_waiting(draft)
+        if self._waiting:
+            self._admit_waiting(draft)
         if draft.is_empty and self._last_launched == self._last_settled:
             self._take_from_beams(draft)
         if draft.is_empty:

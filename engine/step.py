@@ -1,6 +1,5 @@
 """Step: one iteration's decision, as the device gets it and as the host remembers it until it settles."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -94,16 +93,16 @@ class Draft:
         """The step as launched, after one that decoded `before`; marks the block tables as sent."""
         decoding = before.next(self.decoding)
         entries = [e for e in self.entries if e.num_tokens]
-        changed = [*self.changed, *(e.sequence for e in self.entries)]
+        changed = [*self.changed, *(e.sequence for e in self.entries)] if entries else self.changed
         plan = StepPlan(
             step=number,
             rows=_join(decoding.rows, [e.sequence.row for e in entries]),
             starts=_join(decoding.starts, [e.start for e in entries]),
             num_tokens=_join(decoding.num_tokens, [e.num_tokens for e in entries]),
             token_ids=_join(decoding.token_ids, [t for e in entries for t in _input_ids(e)]),
-            prompt_targets=_target_ids(entries, len(decoding.sequences)),
+            prompt_targets=_target_ids(entries, len(decoding.sequences)) if entries else None,
             row_states=tuple(self.new_rows),
-            block_updates=tuple([update for s in changed for update in _block_updates(s)]),
+            block_updates=_block_updates(changed),
             block_copies=tuple(self.copies),
         )
         return Step(plan, self._make_batch(number, decoding), decoding, self.entries)
@@ -138,8 +137,12 @@ def _target_ids(entries: list[Entry], num_decoding: int) -> Int32Array | None:
     return np.array([NO_TARGET] * num_decoding + ids, np.int32)
 
 
-def _block_updates(sequence: Sequence) -> Iterator[BlockUpdate]:
-    for group, table in enumerate(sequence.tables):
-        if table.num_sent < len(table.blocks):
-            yield BlockUpdate(group, sequence.row, table.num_sent, tuple(table.blocks[table.num_sent :]))
-            table.num_sent = len(table.blocks)
+def _block_updates(sequences: list[Sequence]) -> tuple[BlockUpdate, ...]:
+    updates = []
+    for sequence in sequences:
+        for group, table in enumerate(sequence.tables):
+            first, blocks = table.num_sent, table.blocks
+            if first < len(blocks):
+                updates.append(BlockUpdate(group, sequence.row, first, tuple(blocks[first:])))
+                table.num_sent = len(blocks)
+    return tuple(updates)

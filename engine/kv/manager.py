@@ -240,7 +240,6 @@ class KVManager:
 
 
 def _take(pool: BlockPool, index: PrefixIndex) -> int:
-    block = pool.front()
-    if pool.is_cached(block):
-        index.evict(block)
+    if not pool.num_free and pool.num_cached:  # cached blocks are behind the free ones
+        index.evict(pool.front())
     return pool.take()

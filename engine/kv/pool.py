@@ -105,9 +105,10 @@ class BlockPool:
         return order
 
     def _unlink(self, block: int) -> None:
-        before, after = self._prev[block], self._next[block]
-        self._next[before], self._prev[after] = after, before
-        self._next[block] = self._prev[block] = _NONE
+        links, back = self._next, self._prev
+        before, after = back[block], links[block]
+        links[before], back[after] = after, before
+        links[block] = back[block] = _NONE
         self.num_available -= 1
 
     def _link(self, block: int, before: int) -> None:

@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from engine.devices.cpu.executor import CpuExecutor
+from engine.devices.cpu.numkong import has_int8_dot
 from engine.plan import BlockCopy, SampleBatch
 from loader.decoder import DecoderConfig
 from tests.devices.driver import GREEDY, TINY, Driver, LoudWeights, open_executor
@@ -34,9 +35,13 @@ def assert_same(a: Outcome, b: Outcome) -> None:
     assert a[1] == b[1]
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+@pytest.fixture(scope="module", params=["float32", "bfloat16", "int8"])
 def executor(request: pytest.FixtureRequest) -> Iterator[CpuExecutor]:
-    with open_executor(TINY, LoudWeights(TINY), dtype=request.param) as executor:
+    weights_int8 = request.param == "int8"
+    if weights_int8 and not has_int8_dot():
+        pytest.skip("the processor has no AVX512-VNNI, int8 weights are refused there")
+    dtype = "bfloat16" if weights_int8 else request.param
+    with open_executor(TINY, LoudWeights(TINY), dtype=dtype, weights_int8=weights_int8) as executor:
         yield executor
 
 

@@ -71,7 +71,7 @@ class CpuExecutor:
         self.on_logits: LogitsHook | None = None
         self._rows = Rows(shape.max_num_seqs, groups, shape.blocks_per_row, shape.num_blocks, vocab)
         with ThreadPoolExecutor(shape.threads) as pool:
-            weights = Weights(source, packed_product(shape.dtype), shape.threads, pool, advance)
+            weights = Weights(source, packed_product(shape.dtype, shape.weights_int8), shape.threads, pool, advance)
             self.model = CpuModel(shape, weights, self._rows)
         compile_kernels()
         self._team = Team(shape.threads)

@@ -6,7 +6,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from engine.devices.cpu.kernels.constants import LANES
+from engine.devices.cpu.kernels.constants import GROUP, LANES
 from engine.kv.groups import kv_groups
 from loader.decoder import DecoderConfig
 
@@ -86,6 +86,11 @@ def panel_widths(n: int, threads: int) -> list[int]:
     panels = threads * math.ceil(n / (threads * PANEL))
     width = padded(math.ceil(n / panels))
     return [min(width, n - first) for first in range(0, n, width)]
+
+
+def int8_row_nbytes(k: int) -> int:
+    """An activation row of k inputs rounded to int8 in groups, with a scale and a correction for each."""
+    return -(-k // GROUP) * (GROUP + 8)
 
 
 def aligned_bytes(nbytes: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:

@@ -20,12 +20,11 @@ def model_shape(config: EngineConfig, decoder: DecoderConfig, *, num_blocks: int
     """Raises ConfigError for what only the cuda device can do."""
     if config.dtype == "float16":
         raise ConfigError("dtype: the cpu device computes in bfloat16 or float32, float16 needs --device cuda")
-    if config.quantization != "auto":
-        raise ConfigError(f"quantization: {config.quantization} needs --device cuda")
     return ModelShape(
         decoder=decoder,
         dtype="bfloat16" if config.dtype == "auto" else config.dtype,
         kv_int8=config.kv_cache_dtype == "int8",
+        weights_int8=config.quantization == "int8",
         num_blocks=num_blocks,
         block_size=config.block_size,
         max_model_len=max_model_len,
@@ -52,7 +51,7 @@ def _weights_nbytes(shape: ModelShape) -> int:
 
     Products are counted one by one; those that are fused share panels, which takes no more.
     """
-    product, total = packed_product(shape.dtype), 0
+    product, total = packed_product(shape.dtype, shape.weights_int8), 0
     table = parameter_table(shape.decoder)
     for name, dims in table.items():
         if name == "model.embed_tokens.weight":

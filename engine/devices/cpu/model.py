@@ -28,6 +28,7 @@ class ModelShape:
     decoder: DecoderConfig
     dtype: str
     kv_int8: bool = False
+    weights_int8: bool = False
     num_blocks: int
     block_size: int
     max_model_len: int
@@ -64,7 +65,12 @@ class Recording:
 
 def record(shape: ModelShape) -> Recording:
     recorder = Recorder(
-        shape.decoder, shape.kv, shape.dtype == "bfloat16", shape.max_num_batched_tokens, shape.blocks_per_row
+        shape.decoder,
+        shape.kv,
+        shape.dtype == "bfloat16",
+        shape.weights_int8,
+        shape.max_num_batched_tokens,
+        shape.blocks_per_row,
     )
     hidden = hidden_states(recorder, shape.decoder)
     body = len(recorder.ops)

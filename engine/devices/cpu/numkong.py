@@ -71,6 +71,14 @@ def has_bfloat16_dot() -> bool:
     return bool(get_capabilities().get("genoa"))
 
 
+def has_int8_dot() -> bool:
+    """Whether the processor multiplies bytes in fours in vectors of 512 bits."""
+    _library()
+    from numkong import get_capabilities
+
+    return bool(get_capabilities().get("icelake"))
+
+
 def configure_thread() -> None:
     """Enable the instructions NumKong's kernels need (AMX tiles) in the calling thread; once per thread."""
     configure = _library().nk_configure_thread

@@ -2,6 +2,7 @@
 
     float32     NumKong, sums in float64
     bfloat16    our own kernel where the processor has AVX512-BF16, else NumKong
+    int8        our own kernel, on AVX512-VNNI: weights and activations in groups of 32
 
 Read next: `engine/devices/cpu/kernels/matmul.py`, `engine/devices/cpu/numkong.py`.
 """
@@ -15,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.devices.cpu import numkong
-from engine.devices.cpu.kernels.constants import LANES
+from engine.devices.cpu.kernels.constants import GROUP, LANES
 from engine.devices.cpu.layout import padded
+from engine.errors import ConfigError
 
 
 class Product(Protocol):
@@ -59,8 +61,42 @@ class BfloatPairs:
         np.copyto(packed.reshape(len(pairs), -1, LANES), pairs.transpose(0, 2, 1))
 
 
-def packed_product(dtype: str) -> Product:
-    """The product for a compute dtype. Raises ConfigError when NumKong is missing or exports no C functions."""
+@dataclass(frozen=True, slots=True)
+class Int8Groups:
+    """Weights as [n / 16, k / 32, 8, 16, 4] uint8, then their scales [n / 16, k / 32, 16] float16."""
+
+    dtype: np.dtype[Any]
+    dots_address: int = 0
+
+    def packed_nbytes(self, n: int, k: int) -> int:
+        groups = -(-k // GROUP)
+        return padded(n) * groups * (GROUP + 2)
+
+    def pack(self, weight: NDArray[Any], address: int) -> None:
+        from engine.devices.cpu.kernels.matmul_int8 import pack_int8
+
+        n, k = weight.shape
+        blocks, groups = padded(n) // LANES, -(-k // GROUP)
+        memory = np.ctypeslib.as_array((ctypes.c_uint8 * self.packed_nbytes(n, k)).from_address(address))
+        split = blocks * groups * GROUP * LANES
+        wide = np.zeros((blocks * LANES, groups * GROUP), np.float32)
+        wide[:n, :k] = weight
+        largest = np.abs(wide).reshape(blocks, LANES, groups, GROUP).max(axis=3)
+        scales = (largest / np.float32(127)).astype(np.float16).transpose(0, 2, 1)
+        memory[split:].view(np.float16).reshape(scales.shape)[:] = scales
+        packed = memory[:split].reshape(blocks, groups, GROUP // 4, LANES, 4)
+        pack_int8(wide, packed, np.ascontiguousarray(scales, np.float32))
+
+
+def packed_product(dtype: str, weights_int8: bool = False) -> Product:
+    """The product for a compute dtype, and for weights rounded to int8.
+
+    Raises ConfigError when NumKong is missing or exports no C functions, or the processor lacks what int8 needs.
+    """
+    if weights_int8:
+        if not numkong.has_int8_dot():
+            raise ConfigError("quantization: int8 needs a processor with AVX512-VNNI, or --device cuda")
+        return Int8Groups(np.dtype(ml_dtypes.bfloat16))
     if dtype == "bfloat16" and numkong.has_bfloat16_dot():
         return BfloatPairs(np.dtype(ml_dtypes.bfloat16))
     return numkong.packed_product(dtype)

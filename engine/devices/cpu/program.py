@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from engine.devices.cpu.kernels import constants as opcodes
 from engine.devices.cpu.kernels.constants import LANES, ROW_TILE
-from engine.devices.cpu.layout import ALIGNMENT, HEAD_ROWS, PANEL, UNIT_ROWS, KVLayout, padded
+from engine.devices.cpu.layout import ALIGNMENT, HEAD_ROWS, PANEL, UNIT_ROWS, KVLayout, int8_row_nbytes, padded
 from engine.kv.groups import kv_groups
 from loader.decoder import DecoderConfig
 
@@ -78,12 +78,14 @@ class Recorder:
 
     Attributes:
         bfloat16: the compute dtype, else float32.
+        weights_int8: products take activations rounded to int8; what feeds them stays float32 until then.
         blocks_per_row: length of a row's block table.
     """
 
     decoder: DecoderConfig
     kv: KVLayout
     bfloat16: bool
+    weights_int8: bool
     max_tokens: int
     blocks_per_row: int
     ops: list[Op] = field(default_factory=list)
@@ -112,24 +114,21 @@ class Recorder:
             opcodes.RMS_NORM,
             (x,),
             out,
-            lambda at, buf: [buf(x), at.vector([weight]), buf(out), x.width, bits, self.bfloat16],
+            lambda at, buf: [buf(x), at.vector([weight]), buf(out), x.width, bits, self._narrow],
         )
         return out
 
     def linear(self, x: Value, weights: Sequence[str], biases: Sequence[str] = ()) -> Value:
         out = self._value(sum(self._outputs(name) for name in weights))
-        self._emit(opcodes.LINEAR, (x,), out, self._product(x, out, weights, biases, adds=False))
-        return out
+        return self._multiply(x, out, weights, biases, adds=False)
 
     def add_linear(self, residual: Value, x: Value, weight: str, biases: Sequence[str] = ()) -> Value:
-        columns = self._product(x, residual, [weight], biases, adds=True)
-        self._emit(opcodes.LINEAR, (x, residual), residual, columns)
-        return residual
+        return self._multiply(x, residual, [weight], biases, adds=True)
 
     def silu_and_mul(self, gate_up: Value) -> Value:
         out = self._value(gate_up.width // 2, compute=True)
         self._emit(
-            opcodes.SILU_AND_MUL, (gate_up,), out, lambda at, buf: [buf(gate_up), buf(out), out.width, self.bfloat16]
+            opcodes.SILU_AND_MUL, (gate_up,), out, lambda at, buf: [buf(gate_up), buf(out), out.width, self._narrow]
         )
         return out
 
@@ -157,7 +156,7 @@ class Recorder:
             places = [buf(queries), buf(out), keys, values, at.block_table(group), at.items]
             heads = [config.num_attention_heads, config.num_key_value_heads, config.head_dim]
             table = [self.kv.block_size, self.blocks_per_row, self._page_code, config.layer_windows[layer] or 0]
-            return [*places, *heads, *table, at.scratch, at.scratch_stride, self.bfloat16, *scales]
+            return [*places, *heads, *table, at.scratch, at.scratch_stride, self._narrow, *scales]
 
         self._emit(opcodes.ATTENTION, (queries,), out, columns)
         return out
@@ -166,6 +165,27 @@ class Recorder:
     def _page_code(self) -> int:
         """0 for float32 pages, 1 for bfloat16, 2 for int8."""
         return 2 if self.kv.is_int8 else int(self.bfloat16)
+
+    @property
+    def _narrow(self) -> bool:
+        """Whether what feeds a product is bfloat16."""
+        return self.bfloat16 and not self.weights_int8
+
+    def _multiply(self, x: Value, out: Value, weights: Sequence[str], biases: Sequence[str], adds: bool) -> Value:
+        reads = (out,) if adds else ()
+        if not self.weights_int8:
+            self._emit(opcodes.LINEAR, (x, *reads), out, self._product(x, out, weights, biases, adds))
+            return out
+        rounded = self._value(int8_row_nbytes(x.width) // 4)
+        stride = padded(rounded.width) * 4
+        self._emit(opcodes.QUANTIZE, (x,), rounded, lambda at, buf: [buf(x), buf(rounded), x.width, stride])
+
+        def columns(at: Addresses, buf: Callable[[Value], int]) -> list[int]:
+            shape = [x.width, out.width]
+            return [buf(rounded), buf(out), *shape, *at.panels(weights), at.vector(biases), adds, stride]
+
+        self._emit(opcodes.LINEAR_INT8, (rounded, *reads), out, columns)
+        return out
 
     def _product(self, x: Value, out: Value, weights: Sequence[str], biases: Sequence[str], adds: bool) -> Columns:
         def columns(at: Addresses, buf: Callable[[Value], int]) -> list[int]:
@@ -226,7 +246,7 @@ class Recorder:
         return offsets, total
 
     def _nbytes(self, value: Value) -> int:
-        itemsize = 2 if value.compute and self.bfloat16 else 4
+        itemsize = 2 if value.compute and self._narrow else 4
         nbytes = (value.rows * padded(value.width) + LANES) * itemsize  # a vector may read past the last row
         return -(-nbytes // ALIGNMENT) * ALIGNMENT
 

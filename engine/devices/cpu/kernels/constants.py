@@ -6,6 +6,9 @@ LANES = 16
 ROW_TILE = 512
 """Most rows per matrix product: NumKong reaches 190 GFLOP/s per thread at 512 rows, 138 at 64 (EPYC, bf16)."""
 
+GROUP = 32
+"""Inputs that share a scale where weights are int8."""
+
 # Op codes: column 0 of a program's table.
 EMBEDDING = 0
 SELECT_ROWS = 1
@@ -14,3 +17,5 @@ LINEAR = 3
 SILU_AND_MUL = 4
 ROPE_AND_CACHE = 5
 ATTENTION = 6
+QUANTIZE = 7
+LINEAR_INT8 = 8

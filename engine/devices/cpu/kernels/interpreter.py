@@ -12,6 +12,8 @@ from engine.devices.cpu.kernels.constants import (
     ATTENTION,
     EMBEDDING,
     LINEAR,
+    LINEAR_INT8,
+    QUANTIZE,
     RMS_NORM,
     ROPE_AND_CACHE,
     SELECT_ROWS,
@@ -19,7 +21,16 @@ from engine.devices.cpu.kernels.constants import (
 )
 from engine.devices.cpu.kernels.jit import kernel
 from engine.devices.cpu.kernels.native import barrier
-from engine.devices.cpu.kernels.ops import embedding, linear, rms_norm, rope_and_cache, select_rows, silu_and_mul
+from engine.devices.cpu.kernels.ops import (
+    embedding,
+    linear,
+    linear_int8,
+    quantize,
+    rms_norm,
+    rope_and_cache,
+    select_rows,
+    silu_and_mul,
+)
 from engine.devices.cpu.kernels.simd import i64_pointer
 
 
@@ -35,6 +46,10 @@ def interpret(table, rows, items, sync_address, thread, threads):
         code = op[0]
         if code == LINEAR:
             linear(op, rows, thread, threads)
+        elif code == LINEAR_INT8:
+            linear_int8(op, rows, thread, threads)
+        elif code == QUANTIZE:
+            quantize(op, rows, thread, threads)
         elif code == RMS_NORM:
             rms_norm(op, rows, thread, threads)
         elif code == ATTENTION:

@@ -25,37 +25,40 @@ HAS_BFLOAT16_DOT = bool(llvm.get_host_cpu_features().get("avx512bf16"))
 BLOCK_COLUMNS = 16
 """Outputs in a vector of weights."""
 
+_DOT = "llvm.x86.avx512bf16.dpbf16ps.512"
 _F32 = ir.VectorType(ir.FloatType(), BLOCK_COLUMNS)
 _PAIRS = ir.VectorType(ir.IntType(32), BLOCK_COLUMNS)
 _I32 = ir.IntType(32)
 _I64 = ir.IntType(64)
 
 
-def _broadcast(builder: Any, scalar: Any) -> Any:
-    first = builder.insert_element(ir.Constant(_PAIRS, ir.Undefined), scalar, ir.Constant(_I32, 0))
+def broadcast(builder: Any, scalar: Any) -> Any:
+    """Sixteen lanes of a scalar."""
+    vector = ir.VectorType(scalar.type, BLOCK_COLUMNS)
+    first = builder.insert_element(ir.Constant(vector, ir.Undefined), scalar, ir.Constant(_I32, 0))
     zeros = ir.Constant(_PAIRS, [0] * BLOCK_COLUMNS)
-    return builder.shuffle_vector(first, ir.Constant(_PAIRS, ir.Undefined), zeros)
+    return builder.shuffle_vector(first, ir.Constant(vector, ir.Undefined), zeros)
 
 
-def _dot_pairs(builder: Any, total: Any, x: Any, w: Any) -> Any:
-    name = "llvm.x86.avx512bf16.dpbf16ps.512"
-    kind = ir.FunctionType(_F32, [_F32, _PAIRS, _PAIRS])
+def call(builder: Any, name: str, *args: Any) -> Any:
+    """An LLVM intrinsic that returns what its first argument is."""
+    kind = ir.FunctionType(args[0].type, [arg.type for arg in args])
     function = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
-    return builder.call(function, [total, x, w])
+    return builder.call(function, args)
 
 
-class _Address:
+class Address:
     """Byte arithmetic on an integer address."""
 
     def __init__(self, builder: Any, address: Any) -> None:
         self.builder, self.address = builder, address
 
-    def at(self, *terms: tuple[Any, int]) -> "_Address":
+    def at(self, *terms: tuple[Any, int]) -> "Address":
         """Plus the sum of value * factor."""
         address = self.address
         for value, factor in terms:
             address = self.builder.add(address, self.builder.mul(value, ir.Constant(_I64, factor)))
-        return _Address(self.builder, address)
+        return Address(self.builder, address)
 
     def load(self, kind: Any, align: int) -> Any:
         return self.builder.load(self.builder.inttoptr(self.address, kind.as_pointer()), align=align)
@@ -73,15 +76,15 @@ def _make_tile(rows: int, blocks: int) -> Any:
 
         def codegen(context, builder, signature, args):
             x, x_stride, w, w_stride, out, out_stride, pairs, bias, adds = args
-            sums, k, close = _open_loop(builder, pairs, rows * blocks)
-            source, weights = _Address(builder, x), _Address(builder, w)
+            sums, k, close = open_loop(builder, pairs, rows * blocks)
+            source, weights = Address(builder, x), Address(builder, w)
             vectors = [weights.at((w_stride, j), (k, 64)).load(_PAIRS, 64) for j in range(blocks)]
             grown = []
             for i in range(rows):
-                pair = _broadcast(builder, source.at((x_stride, i), (k, 4)).load(_I32, 4))
-                grown += [_dot_pairs(builder, sums[i * blocks + j], pair, vectors[j]) for j in range(blocks)]
+                pair = broadcast(builder, source.at((x_stride, i), (k, 4)).load(_I32, 4))
+                grown += [call(builder, _DOT, sums[i * blocks + j], pair, vectors[j]) for j in range(blocks)]
             close(grown)
-            _finish(builder, sums, blocks, out, out_stride, bias, adds)
+            finish(builder, sums, blocks, out, out_stride, bias, adds)
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 9), codegen
@@ -89,7 +92,7 @@ def _make_tile(rows: int, blocks: int) -> Any:
     return tile
 
 
-def _open_loop(builder: Any, pairs: Any, num_sums: int) -> tuple[list[Any], Any, Any]:
+def open_loop(builder: Any, pairs: Any, num_sums: int) -> tuple[list[Any], Any, Any]:
     """Start `for k in range(pairs)` with `num_sums` vectors carried; `close(new sums)` ends it."""
     before, function = builder.block, builder.function
     head, body, end = (function.append_basic_block(name) for name in ("head", "body", "end"))
@@ -113,13 +116,13 @@ def _open_loop(builder: Any, pairs: Any, num_sums: int) -> tuple[list[Any], Any,
     return sums, k, close
 
 
-def _finish(builder: Any, sums: list[Any], blocks: int, out: Any, out_stride: Any, bias: Any, adds: Any) -> None:
+def finish(builder: Any, sums: list[Any], blocks: int, out: Any, out_stride: Any, bias: Any, adds: Any) -> None:
     """out = sums + bias + (out if adds)."""
     zero = ir.Constant(_I64, 0)
     biases = [ir.Constant(_F32, [0.0] * BLOCK_COLUMNS)] * blocks
     before = builder.block
     with builder.if_then(builder.icmp_signed("!=", bias, zero)):
-        loaded = [_Address(builder, bias).at((ir.Constant(_I64, 64), j)).load(_F32, 4) for j in range(blocks)]
+        loaded = [Address(builder, bias).at((ir.Constant(_I64, 64), j)).load(_F32, 4) for j in range(blocks)]
         inside = builder.block
     merged = []
     for value in loaded:
@@ -128,7 +131,7 @@ def _finish(builder: Any, sums: list[Any], blocks: int, out: Any, out_stride: An
         phi.add_incoming(value, inside)
         merged.append(phi)
     targets = [
-        _Address(builder, out).at((out_stride, i // blocks), (ir.Constant(_I64, 64), i % blocks))
+        Address(builder, out).at((out_stride, i // blocks), (ir.Constant(_I64, 64), i % blocks))
         for i in range(len(sums))
     ]
     values = [builder.fadd(total, merged[i % blocks]) for i, total in enumerate(sums)]

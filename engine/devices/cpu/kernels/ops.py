@@ -10,9 +10,10 @@ value. Read next: `engine/devices/cpu/kernels/attention.py`, `engine/devices/cpu
 
 import numpy as np
 
-from engine.devices.cpu.kernels.constants import LANES, ROW_TILE
+from engine.devices.cpu.kernels.constants import GROUP, LANES, ROW_TILE
 from engine.devices.cpu.kernels.jit import inner
 from engine.devices.cpu.kernels.matmul import bfloat16_panel
+from engine.devices.cpu.kernels.matmul_int8 import int8_panel, quantize_row
 from engine.devices.cpu.kernels.native import call_dots
 from engine.devices.cpu.kernels.simd import (
     bfloat_to_float,
@@ -143,6 +144,29 @@ def _linear_bfloat16(op, rows, thread, threads):
         blocks, bias = pad(columns) // LANES, op[7] + first * 4 if op[7] != 0 else 0
         out = op[2] + first * 4
         bfloat16_panel(op[1], pad(op[3]) * 2, packed, pairs * 64, out, out_stride, rows, blocks, pairs, bias, op[8])
+
+
+@inner
+def quantize(op, rows, thread, threads):
+    """op: x, out, width, out's stride in bytes. x is float32, out rows are as in `matmul_int8`."""
+    begin, end = share(rows, thread, threads)
+    for row in range(begin, end):
+        quantize_row(op[1] + row * pad(op[3]) * 4, op[3], op[2] + row * op[4])
+
+
+@inner
+def linear_int8(op, rows, thread, threads):
+    """op: x as `quantize` makes it, out, k, n, panels, number of panels, bias or 0, adds to out, x's stride in bytes.
+
+    panels: as in `linear`; a panel's scales lie behind its weights.
+    """
+    panels, groups, out_stride = i64_pointer(op[5]), (op[3] + GROUP - 1) // GROUP, pad(op[4]) * 4
+    begin, end = share(op[6], thread, threads)
+    for panel in range(begin, end):
+        packed, first, columns = panels[3 * panel], panels[3 * panel + 1], panels[3 * panel + 2]
+        blocks, bias = pad(columns) // LANES, op[7] + first * 4 if op[7] != 0 else 0
+        scales = packed + pad(columns) * groups * GROUP
+        int8_panel(op[1], op[9], packed, scales, groups, op[2] + first * 4, out_stride, rows, blocks, bias, op[8])
 
 
 @inner

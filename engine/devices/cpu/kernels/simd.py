@@ -148,6 +148,20 @@ def store(typingctx, pointer, index, value):
 
 
 @intrinsic
+def store_low_bytes(typingctx, pointer, index, value):
+    """Write the lowest byte of each lane's bits to pointer[index : index + 16]."""
+
+    def codegen(context, builder, signature, args):
+        address, vector = builder.gep(args[0], [args[1]]), args[2]
+        narrow = ir.VectorType(ir.IntType(8), LANES)
+        low = builder.trunc(builder.bitcast(vector, _VI32), narrow)
+        builder.store(low, builder.bitcast(address, narrow.as_pointer()), align=1)
+        return context.get_dummy_value()
+
+    return types.void(pointer, types.int64, f32x16), codegen
+
+
+@intrinsic
 def splat(typingctx, scalar):
     """All lanes equal to a float32."""
 

@@ -1,0 +1,184 @@
+"""Matrix products of int8 groups on AVX512-VNNI: out[m, n] = x[m, k] . w[n, k], float32 out.
+
+Weights and activations are both rounded to int8 in groups of 32 along k, each group with its own scale (absmax / 127):
+SmolLM2's perplexity grows by 0.46%, with one scale per row and per channel by 4.9%. Per thread
+(EPYC) this reads 20e9 weights a second for one row and does 330 GOP/s for 480; bfloat16 11.8e9 and 218.
+
+    weight      [n / 16, k / 32, 8, 16, 4] uint8, value + 128, then float16 scales [n / 16, k / 32, 16]
+    activation  a row is int8 [k], float32 scales [k / 32], int32 [k / 32] of -128 * sum of the group
+
+`vpdpbusd` multiplies unsigned by signed bytes, so the weight carries the offset, and what that adds, 128 * sum(x), is
+a number per row and group that the sums start from. An output adds its groups in order whatever the tile, so a row is
+bit-equal alone and among others. Read next: `engine/devices/cpu/kernels/matmul.py`.
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,operator"
+
+from typing import Any
+
+import llvmlite.binding as llvm  # type: ignore[import-untyped, unused-ignore]
+import numpy as np
+from llvmlite import ir  # type: ignore[import-untyped, unused-ignore]
+from numba import types
+
+from engine.devices.cpu.kernels.constants import GROUP
+from engine.devices.cpu.kernels.jit import inner, kernel
+from engine.devices.cpu.kernels.matmul import Address, broadcast, call, finish, intrinsic, open_loop
+from engine.devices.cpu.kernels.simd import (
+    f32_pointer,
+    i32_pointer,
+    load,
+    maximum,
+    reduce_add,
+    reduce_max,
+    splat,
+    store_low_bytes,
+    u8_pointer,
+)
+
+HAS_INT8_DOT = bool(llvm.get_host_cpu_features().get("avx512vnni"))
+
+QUADS = GROUP // 4
+"""Four inputs are one lane of a product; so many products make a group."""
+
+_F32 = ir.VectorType(ir.FloatType(), 16)
+_F16 = ir.VectorType(ir.HalfType(), 16)
+_I32 = ir.IntType(32)
+_I32S = ir.VectorType(_I32, 16)
+_I64 = ir.IntType(64)
+_ROUNDING = np.float32(3 << 22)
+"""Added to a number below 2**22 it rounds it to the nearest integer, ties to even, which its lowest bits then hold."""
+
+_GROUP_BYTES = GROUP * 16
+_SCALE_BYTES = 32
+
+
+def _make_tile(rows: int, blocks: int) -> Any:
+    """An intrinsic that computes `rows` x `blocks` * 16 outputs, sums held in registers over all groups."""
+
+    @intrinsic
+    def tile(typingctx, x, x_stride, w, scales, groups, out, out_stride, bias, adds):
+        """Addresses x, w, scales, out and bias (or 0), strides in bytes, adds to out."""
+
+        def codegen(context, builder, signature, args):
+            x, x_stride, w, scales, groups, out, out_stride, bias, adds = args
+            sources = [Address(builder, x).at((x_stride, i)) for i in range(rows)]
+            weights = [Address(builder, w).at((groups, j * _GROUP_BYTES)) for j in range(blocks)]
+            weight_scales = [Address(builder, scales).at((groups, j * _SCALE_BYTES)) for j in range(blocks)]
+            sums, g, close = open_loop(builder, groups, rows * blocks)
+            products = _dot_group(builder, sources, weights, groups, g)
+            vectors = [builder.fpext(s.at((g, _SCALE_BYTES)).load(_F16, 32), _F32) for s in weight_scales]
+            grown = []
+            for i, source in enumerate(sources):
+                scale = broadcast(builder, source.at((groups, GROUP), (g, 4)).load(ir.FloatType(), 4))
+                for j in range(blocks):
+                    product = builder.sitofp(products[i * blocks + j], _F32)
+                    factor = builder.fmul(vectors[j], scale)
+                    grown.append(call(builder, "llvm.fma.v16f32", product, factor, sums[i * blocks + j]))
+            close(grown)
+            finish(builder, sums, blocks, out, out_stride, bias, adds)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 9), codegen
+
+    return tile
+
+
+def _dot_group(builder: Any, sources: list[Any], weights: list[Any], groups: Any, g: Any) -> list[Any]:
+    """Integer products of group `g`, row by row."""
+    products = []
+    for source in sources:
+        correction = source.at((groups, GROUP + 4), (g, 4)).load(_I32, 4)
+        products += [broadcast(builder, correction)] * len(weights)
+    for quad in range(QUADS):
+        offset = ir.Constant(_I64, 64 * quad)
+        vectors = [w.at((g, _GROUP_BYTES), (offset, 1)).load(_I32S, 64) for w in weights]
+        for i, source in enumerate(sources):
+            four = broadcast(builder, source.at((g, GROUP), (ir.Constant(_I64, 4 * quad), 1)).load(_I32, 4))
+            for j, vector in enumerate(vectors):
+                place = i * len(weights) + j
+                products[place] = call(builder, "llvm.x86.avx512.vpdpbusd.512", products[place], vector, four)
+    return products
+
+
+_4x3, _4x1 = _make_tile(4, 3), _make_tile(4, 1)
+_1x8, _1x1 = _make_tile(1, 8), _make_tile(1, 1)
+
+
+@inner
+def _int8_panel(x, x_stride, w, scales, groups, out, out_stride, rows, blocks, bias, adds):
+    """out[rows, blocks * 16] = x . w + bias (+ out); strides in bytes. Rows are done four, then one at a time."""
+    fours = rows // 4 * 4
+    block = 0
+    while block < blocks and fours > 0:
+        step = 3 if blocks - block >= 3 else 1
+        weight, scale = w + block * groups * _GROUP_BYTES, scales + block * groups * _SCALE_BYTES
+        shift = bias + block * 64 if bias != 0 else 0
+        for row in range(0, fours, 4):
+            source, place = x + row * x_stride, out + block * 64 + row * out_stride
+            if step == 3:
+                _4x3(source, x_stride, weight, scale, groups, place, out_stride, shift, adds)
+            else:
+                _4x1(source, x_stride, weight, scale, groups, place, out_stride, shift, adds)
+        block += step
+    for row in range(fours, rows):
+        block = 0
+        while block < blocks:
+            step = 8 if blocks - block >= 8 else 1
+            weight, scale = w + block * groups * _GROUP_BYTES, scales + block * groups * _SCALE_BYTES
+            source, place = x + row * x_stride, out + block * 64 + row * out_stride
+            shift = bias + block * 64 if bias != 0 else 0
+            if step == 8:
+                _1x8(source, x_stride, weight, scale, groups, place, out_stride, shift, adds)
+            else:
+                _1x1(source, x_stride, weight, scale, groups, place, out_stride, shift, adds)
+            block += step
+
+
+@inner
+def _never(x, x_stride, w, scales, groups, out, out_stride, rows, blocks, bias, adds):
+    """Stands where the processor lacks the instruction; no weight is packed for it then."""
+
+
+int8_panel = _int8_panel if HAS_INT8_DOT else _never
+
+
+@inner
+def quantize_row(x, width, target):
+    """Round float32 x[:width] at an address, zero up to the next 16, into an activation row at `target`."""
+    source, values = f32_pointer(x), u8_pointer(target)
+    groups, zero, shift = (width + GROUP - 1) // GROUP, splat(np.float32(0.0)), splat(_ROUNDING)
+    scales, corrections = f32_pointer(target + groups * GROUP), i32_pointer(target + groups * (GROUP + 4))
+    for g in range(groups):
+        i = g * GROUP
+        a = load(source, i)
+        b = load(source, i + 16) if i + 16 < width else zero
+        largest = reduce_max(maximum(maximum(a, zero - a), maximum(b, zero - b)))
+        # Zero, or NaN where a value is not finite: an integer could not carry the fault any further.
+        scale = largest / np.float32(127.0) + reduce_add((a - a) + (b - b))
+        inverse = splat(np.float32(1.0) / scale if scale > np.float32(0.0) else np.float32(0.0))
+        a, b = a * inverse + shift, b * inverse + shift
+        store_low_bytes(values, i, a)
+        store_low_bytes(values, i + 16, b)
+        scales[g] = scale
+        corrections[g] = np.int32(-128 * np.int64(reduce_add((a - shift) + (b - shift))))
+
+
+@kernel
+def pack_int8(weight, packed, scales):
+    """Quantize and pack [n, k] float32 into uint8 [blocks, groups, 8, 16, 4] and float16 bits [blocks, groups, 16].
+
+    Rows beyond n are zero. Scales are float32 here; the caller stores them as float16, rounded before this call.
+    """
+    n, k = weight.shape
+    for block in range(packed.shape[0]):
+        for g in range(packed.shape[1]):
+            for lane in range(16):
+                row = block * 16 + lane
+                scale = scales[block, g, lane]
+                for i in range(GROUP):
+                    column = g * GROUP + i
+                    value = np.float32(0.0)
+                    if row < n and column < k and scale > 0.0:
+                        value = np.rint(weight[row, column] / scale)
+                    packed[block, g, i // 4, lane, i % 4] = np.uint8(max(-127, min(127, np.int64(value))) + 128)
