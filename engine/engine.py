@@ -5,6 +5,7 @@ is queued. Everything after that happens in the loop's task. Read next: `engine/
 """
 
 import asyncio
+import gc
 import logging
 import uuid
 from collections.abc import Mapping, Sequence
@@ -105,6 +106,7 @@ class Engine:
         scheduler = self._make_scheduler()
         self._loop = EngineLoop(scheduler, self._device, self._inbox, self._make_observer(scheduler))
         self._task = asyncio.create_task(self._loop.run(), name="engine-loop")
+        gc.freeze()  # what is there now stays: a full collection would walk all of it, 30 ms in the middle of a step
         return self
 
     async def __aexit__(
@@ -114,6 +116,7 @@ class Engine:
             self._task.cancel()
             await asyncio.wait([self._task])
         finally:
+            gc.unfreeze()
             await self._device.close()
 
     def _open_checkpoint(self) -> None:

@@ -142,8 +142,9 @@ class EngineLoop:
             self.observer.mark(PUBLISH)
 
     def _publish(self, settlement: Settlement, result: StepResult) -> None:
+        find = self._live.get
         for token in settlement.tokens:
-            live = self._live.get(token[0].request_id)
+            live = find(token[0].request_id)
             if live is not None:
                 try:
                     ends = live.publish_token(token, result, self.scheduler)

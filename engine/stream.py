@@ -140,9 +140,7 @@ class OutputChannel:
             self._wake()
 
     def push_token(self, index: int, text: str, token_id: int) -> None:
-        """Add a token that has nothing but its text to a choice that has had a delta."""
-        if self._ended:
-            return
+        """Add a token that has nothing but its text to a choice that has had a delta and has not ended."""
         pending = self._pending[index]
         pending.ids.append(token_id)
         pending.texts.append(text)

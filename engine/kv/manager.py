@@ -169,15 +169,19 @@ class KVManager:
         num_full = num_computed // self.block_size if self.enable_prefix_caching else 0
         if not tables or tables[0].num_indexed >= num_full:  # as many in every group
             return None
-        given_up: list[list[int]] = [[] for _ in tables]
+        given_up: list[list[int]] | None = None
         for g, table in enumerate(tables):
             while table.num_indexed < num_full:
                 start = table.num_indexed * self.block_size
                 tokens = token_key(token_ids[start : start + self.block_size])
-                self._index_next(g, table, tokens, given_up[g])
-        return tuple(map(tuple, given_up)) if any(given_up) else None
+                own = self._index_next(g, table, tokens)
+                if own is not None:
+                    given_up = given_up or [[] for _ in tables]
+                    given_up[g].append(own)
+        return None if given_up is None else tuple(map(tuple, given_up))
 
-    def _index_next(self, g: int, table: BlockTable, tokens: bytes, given_up: list[int]) -> None:
+    def _index_next(self, g: int, table: BlockTable, tokens: bytes) -> int | None:
+        """Name the next block of a table; returns the block that it held before if it adopted another."""
         page = table.num_indexed
         own = table.blocks[page]
         entry = self._indexes[g].find(table.parent, tokens)
@@ -191,9 +195,9 @@ class KVManager:
             self._pools[g].share(entry.block)
             table.blocks[page] = entry.block
             table.num_sent = min(table.num_sent, page)
-            given_up.append(own)
         table.parent = entry.uid
         table.num_indexed += 1
+        return None if entry.block == own else own
 
     def detach(self, tables: list[BlockTable]) -> Lease:
         """End the tables' lease; the caller passes the result to `release`, once."""
