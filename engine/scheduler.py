@@ -27,8 +27,9 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from engine.decoding import DecodeArrays, Token
-from engine.kv.fence import Fence, Fenced
-from engine.kv.manager import KVManager, Lease
+from engine.holdings import Holdings
+from engine.kv.fence import Fenced
+from engine.kv.manager import KVManager
 from engine.kv.prefix import Entry as CachedBlock
 from engine.order import Order, fixed_rank
 from engine.plan import StepResult
@@ -60,7 +61,7 @@ class Admission(Enum):
 
 
 class Scheduler:
-    """Owns the sequences, the rows, the fence and the KV manager."""
+    """Owns the sequences and, through its holdings, the rows, the fence and the KV manager."""
 
     def __init__(
         self,
@@ -73,19 +74,17 @@ class Scheduler:
     ) -> None:
         self.kv = kv
         self.running: list[Sequence] = []
-        self.fence = Fence()
+        self._holdings = Holdings(kv, max_num_seqs)
+        self.fence = self._holdings.fence
         self.num_preemptions = 0
         self._waiting: dict[str, list[Sequence]] = {}
         self._order = Order(max_num_seqs)
-        self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
         self._enable_chunked_prefill = enable_chunked_prefill
         self._chunk_limit = long_prefill_token_threshold or max_num_batched_tokens
         self._decoding = DecodeArrays.of([])
-        self._free_rows = list(range(max_num_seqs - 1, -1, -1))
+        self._free_rows = self._holdings.free_rows
         self._num_arrived = 0
-        self._last_launched = 0
-        self._last_settled = 0
 
     @property
     def num_waiting(self) -> int:
@@ -99,7 +98,7 @@ class Scheduler:
     @property
     def is_idle(self) -> bool:
         """Nothing runs, waits or is in flight."""
-        return not self.running and not self.num_waiting and self._last_launched == self._last_settled
+        return not self.running and not self.num_waiting and not self._holdings.has_steps_in_flight
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence. Admission at the door made sure that it can fit alone."""
@@ -116,7 +115,7 @@ class Scheduler:
             return
         if sequence.status is Status.RUNNING:
             self.running.remove(sequence)
-            self._vacate(sequence)
+            self._holdings.vacate(sequence)
         elif sequence.status is Status.WAITING:
             self._dequeue(sequence)
         sequence.status = Status.FINISHED
@@ -147,12 +146,11 @@ class Scheduler:
         self._grant_running(draft)
         if self._waiting:
             self._admit_waiting(draft)
-        if draft.is_empty and self._last_launched == self._last_settled:
+        if draft.is_empty and not self._holdings.has_steps_in_flight:
             self._take_from_beams(draft)
         if draft.is_empty:
             return None
-        self._last_launched += 1
-        step = draft.make_step(self._last_launched, self._decoding)
+        step = draft.make_step(self._holdings.launch(), self._decoding)
         self._decoding = step.decoding
         return step
 
@@ -245,31 +243,12 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
-        self._vacate(sequence)
+        self._holdings.vacate(sequence)
         sequence.num_scheduled = sequence.num_computed = 0
         sequence.epoch += 1
         sequence.protected = True
         self.num_preemptions += 1
         self._enqueue(sequence)
-
-    def _vacate(self, sequence: Sequence) -> None:
-        rows = (sequence.row, *sequence.fork_rows)
-        self._free(Fenced(self.kv.detach(sequence.tables), rows))
-        sequence.tables = []
-        sequence.row = -1
-        sequence.fork_rows = []
-        sequence.is_decoding = False
-        sequence.decodes_until = 0
-
-    def _free(self, fenced: Fenced) -> None:
-        if self._last_launched > self._last_settled:
-            self.fence.hold(self._last_launched, fenced)
-        else:
-            self._release(fenced)
-
-    def _release(self, fenced: Fenced) -> None:
-        self.kv.release(fenced.blocks)
-        self._free_rows.extend(fenced.rows)
 
     # -- admission --------------------------------------------------------------------------
 
@@ -386,7 +365,7 @@ class Scheduler:
 
     def settle(self, step: Step, result: StepResult) -> Settlement:
         """Take in the result of the oldest step in flight; ends sequences and opens the fence."""
-        self._open_fence(result.step)
+        self._holdings.settle(result.step)
         ids = _sampled_ids(result)
         settlement = self._settle_decoding(step.decoding.sequences, ids)
         sample, target = len(step.decoding.sequences), 0
@@ -425,7 +404,7 @@ class Scheduler:
 
     def abandon(self, step: Step) -> list[Sequence]:
         """Give up the oldest step in flight, which failed; ends and returns the sequences in it."""
-        self._open_fence(step.plan.step)
+        self._holdings.settle(step.plan.step)
         launched = [(s, True) for s in step.decoding.sequences] + [(e.sequence, e.samples) for e in step.entries]
         ended = []
         for sequence, samples in launched:
@@ -435,13 +414,6 @@ class Scheduler:
                 self.finish(sequence)
                 ended.append(sequence)
         return ended
-
-    def _open_fence(self, step: int) -> None:
-        if step != self._last_settled + 1:
-            raise ValueError(f"step {step} settles after step {self._last_settled}")
-        self._last_settled = step
-        for fenced in self.fence.settle(step):
-            self._release(fenced)
 
     def _settle_entry(self, entry: Entry, token_id: int | None, sample: int, rows: range) -> Settled | None:
         sequence = entry.sequence
@@ -467,7 +439,7 @@ class Scheduler:
         given_up = self.kv.index(sequence.tables, sequence.token_ids, sequence.num_computed)
         if given_up is not None:
             sequence.decodes_until = 0  # the device must be told of the blocks adopted
-            self._free(Fenced(given_up, ()))
+            self._holdings.free(Fenced(given_up, ()))
 
     def branch(self, branches: list[Branch]) -> None:
         """Give every beam its next tokens and the blocks of the beam it continues.
@@ -486,7 +458,7 @@ class Scheduler:
         for target in lost:
             self._preempt(target)
         for target, tables, num_scheduled in moves:
-            self._free(Fenced(self.kv.detach(target.tables), ()))
+            self._holdings.free(Fenced(self.kv.detach(target.tables), ()))
             target.tables = tables
             target.num_scheduled = target.num_computed = num_scheduled
 
@@ -494,34 +466,14 @@ class Scheduler:
 
     @property
     def kv_fill(self) -> float:
-        """Share of the slots in used blocks that hold tokens, those being computed included; 1 when none is used."""
-        num_used = self.kv.num_blocks - self.kv.num_available
-        if not num_used:
-            return 1.0
-        block_size = self.kv.block_size
-        # Empty slots are behind a sequence's last token, in pages of its own (forks share one until they write).
-        empty = self.kv.num_pages * block_size - sum([s.num_scheduled for s in self.running])
-        return max(0.0, 1.0 - empty / (num_used * block_size))
-
-    def leases(self) -> Iterator[Lease]:
-        """Every lease on blocks that exists."""
-        for sequence in self.running:
-            yield tuple(tuple(table.blocks) for table in sequence.tables)
-        for fenced in self.fence:
-            yield fenced.blocks
+        """Share of the slots in used blocks that hold tokens; 1 when none is used."""
+        return self._holdings.fill(self.running)
 
     def audit(self) -> list[str]:
         """Check blocks and rows against their holders; returns what is wrong, [] if nothing."""
-        problems = self.kv.audit(self.leases())
-        held = [row for s in self.running for row in (s.row, *s.fork_rows)]
-        held += [row for fenced in self.fence for row in fenced.rows]
-        if sorted(held + self._free_rows) != list(range(self._max_num_seqs)):
-            problems.append(f"rows: {sorted(held)} are held while {sorted(self._free_rows)} are free")
-        num_pages = sum(len(s.tables[0].blocks) for s in self.running)
-        if num_pages != self.kv.num_pages:
-            problems.append(f"{num_pages} pages are in block tables, {self.kv.num_pages} are counted")
-        if self.is_idle and (len(self.fence) or held):
-            problems.append(f"idle with {len(self.fence)} fenced leases and rows {held}")
+        problems = self._holdings.audit(self.running)
+        if self.is_idle and len(self.fence):
+            problems.append(f"idle with {len(self.fence)} fenced leases")
         return problems
 
 
