@@ -142,6 +142,8 @@ class Sequence:
     def pending(self) -> int:
         """Tokens that could be computed now. The last token wanted is never computed; a beam waits to
         be told its next token, which is not the one sampled."""
+        if self.is_decoding:
+            return int(self.num_scheduled < self.max_len - 1)
         if self.params.use_beam_search and self.num_placeholders:
             return 0
         if self.max_output and self.known - self.prompt_len >= self.max_output:

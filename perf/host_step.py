@@ -51,7 +51,7 @@ class NullDevice:
     def __init__(self, token_ids: list[int], rows: int, steps: int) -> None:
         self.info = DeviceInfo("null", "nothing", "none")
         self.done = asyncio.Event()
-        self._steps = steps
+        self.steps = steps
         ids = np.array([token_ids[i % len(token_ids)] for i in range(rows + len(token_ids))], np.int32)
         self._ids = [ids[i : i + rows].copy() for i in range(len(token_ids))]
         self._no_fault = np.zeros(rows, np.bool_)
@@ -62,10 +62,7 @@ class NullDevice:
     def sample(self, batch: SampleBatch) -> "NullTicket":
         return NullTicket(self, batch)
 
-    async def result(self, batch: SampleBatch) -> StepResult:
-        if batch.step > self._steps:
-            self.done.set()
-            await asyncio.Future()
+    def result(self, batch: SampleBatch) -> StepResult:
         sampled, ids = len(batch.entries), self._ids[batch.step % len(self._ids)]
         return StepResult(batch.step, ids[:sampled], self._no_fault[:sampled], None, None, 0.0)
 
@@ -83,7 +80,10 @@ class NullTicket:
         return False
 
     async def result(self) -> StepResult:
-        return await self._device.result(self._batch)
+        if self._batch.step > self._device.steps:
+            self._device.done.set()
+            await asyncio.Future()
+        return self._device.result(self._batch)
 
 
 @click.command()

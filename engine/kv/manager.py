@@ -57,7 +57,7 @@ class KVManager:
     @property
     def num_available(self) -> int:
         """Blocks that could be taken now, in the scarcest group."""
-        return min(pool.num_available for pool in self._pools)
+        return min([pool.num_available for pool in self._pools])
 
     @property
     def num_cached(self) -> int:
