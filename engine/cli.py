@@ -63,6 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="engine-llm", message="%(version)s")
 def cli() -> None:
     """An LLM inference engine, served over gRPC."""
 

@@ -82,9 +82,16 @@ class EngineConfig:
             )
 
 
+_KINDS = {bool: "true or false", int: "an integer", float: "a number"}
+
+
 def _check_field(f: Field[Any], value: object) -> None:
     if value is None:
         return
+    kind = next((k for k in (bool, int, float) if k in (f.type, *get_args(f.type))), None)
+    fits = isinstance(value, (int, float) if kind is float else kind or object)
+    if kind is not None and (not fits or (isinstance(value, bool) and kind is not bool)):
+        raise ConfigError(f"{f.name}: {value!r} is not {_KINDS[kind]}")
     low, high = f.metadata.get("min"), f.metadata.get("max")
     bounded = isinstance(value, int | float) and not isinstance(value, bool)
     if bounded and ((low is not None and value < low) or (high is not None and value > high)):

@@ -83,8 +83,9 @@ def plan_memory(config: EngineConfig, facts: MemoryFacts, max_position_embedding
     num_blocks = min(budget // facts.block, blocks_per_sequence * config.max_num_seqs)
     fitting_len = num_blocks * config.block_size
     if num_blocks < 1 or (config.max_model_len is not None and fitting_len < wanted_len):
+        field = "max_model_len" if config.kv_cache_memory_bytes is None else "kv_cache_memory_bytes"
         raise ConfigError(
-            f"max_model_len: a sequence of {wanted_len} tokens needs {blocks_per_sequence} blocks of "
+            f"{field}: a sequence of {wanted_len} tokens needs {blocks_per_sequence} blocks of "
             f"{_mib(facts.block)}, but {_mib(budget)} for KV blocks hold {max(num_blocks, 0)} "
             f"({max(fitting_len, 0)} tokens)"
         )

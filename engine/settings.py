@@ -25,7 +25,7 @@ Origin = Literal["flag", "environment", "file", "default"]
 Command = TypeVar("Command", bound=Callable[..., None])
 
 PREFIX = "ENGINE_"
-NOT_SETTINGS = {"ENGINE_CONFIG", "ENGINE_CACHE_DIR", "ENGINE_API_KEY"}
+NOT_SETTINGS = {"ENGINE_CONFIG", "ENGINE_CACHE_DIR", "ENGINE_API_KEY", "ENGINE_CUBIN_DIR"}
 """Variables with our prefix that have another use: the file's path, the folder of demo models, a client's token."""
 
 _SPELLINGS = {

@@ -94,7 +94,7 @@ def _read(source: Path) -> tuple[Metadata, dict[str, Any]]:
         raise CheckpointError(source, [f"cannot be read: {error.strerror or error}"]) from error
     except (ValueError, IndexError, KeyError, OverflowError) as error:
         # the reader checks nothing beyond the magic: a cut file fails wherever it is cut
-        raise CheckpointError(source, [f"is not a complete GGUF file: {error}"]) from error
+        raise CheckpointError(source, ["is not a complete GGUF file"]) from error
     architecture = metadata.get("general.architecture")
     if architecture != "llama":
         raise CheckpointError(source, [f"general.architecture: {architecture!r} is not supported, expected 'llama'"])

@@ -105,7 +105,10 @@ def chat(messages: Sequence[Mapping[str, str]]) -> pb.ChatMessages:
 
 def describe(error: grpc.aio.AioRpcError) -> str:
     """One line: status code and message."""
-    return f"{error.code().name}: {error.details()}"
+    details = error.details() or ""
+    if error.code() is grpc.StatusCode.UNAVAILABLE and "Connection refused" in details:
+        return "UNAVAILABLE: no server answers there; `engine serve MODEL` starts one, --address names another"
+    return f"{error.code().name}: {details}"
 
 
 def retry_delay(error: grpc.aio.AioRpcError) -> float | None:

@@ -71,8 +71,7 @@ def test_everything_that_a_model_may_launch_is_in_the_full_list() -> None:
     assert len(full) > 100
 
 
-@pytest.mark.parametrize("setting", [{"quantization": "int8"}, {"dtype": "float16"}])
-def test_the_cpu_device_refuses_what_it_has_not(setting: dict[str, str]) -> None:
-    config = EngineConfig(model=str(MODEL), **setting)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=f"{next(iter(setting))}: .* --device cuda"):
+def test_the_cpu_device_refuses_what_it_has_not() -> None:
+    config = EngineConfig(model=str(MODEL), dtype="float16")
+    with pytest.raises(ConfigError, match=r"dtype: .* --device cuda"):
         memory_facts("cpu", config, open_checkpoint(MODEL))

@@ -54,6 +54,10 @@ def test_good_values_pass_and_are_normalised() -> None:
         ({"device": "tpu"}, "device: 'tpu' is not one of auto, cuda, cpu"),
         ({"block_size": 0}, "block_size: 0 is out of range"),
         ({"blok_size": 1, "x": 2}, "unknown setting: blok_size, x"),
+        ({"max_num_seqs": "x"}, "max_num_seqs: 'x' is not an integer"),
+        ({"seed": True}, "seed: True is not an integer"),
+        ({"enable_prefix_caching": 1}, "enable_prefix_caching: 1 is not true or false"),
+        ({"gpu_memory_utilization": "a"}, "gpu_memory_utilization: 'a' is not a number"),
     ],
 )
 def test_a_bad_setting_is_refused_by_name(settings: dict[str, Any], message: str) -> None:

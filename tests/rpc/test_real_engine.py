@@ -3,9 +3,11 @@
 import asyncio
 import json
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -330,14 +332,15 @@ class BrokenTicket:
 
 def break_text(real: Real, monkeypatch: pytest.MonkeyPatch) -> None:
     """Making the text of request "bad" fails at its fourth token."""
-    original = LiveRequest._push_text
+    original, seen = LiveRequest.publish_token, Counter[str]()
 
-    def push_text(self: LiveRequest, choice: object, settled: object) -> object:
-        if self.request_id == "bad" and self.sequences[0].num_output == 4:
+    def publish_token(self: LiveRequest, *settled: Any) -> bool:
+        seen[self.request_id] += 1
+        if self.request_id == "bad" and seen["bad"] == 4:
             raise ValueError("no such character")
-        return original(self, choice, settled)
+        return original(self, *settled)
 
-    monkeypatch.setattr(LiveRequest, "_push_text", push_text)
+    monkeypatch.setattr(LiveRequest, "publish_token", publish_token)
 
 
 def break_sampling(real: Real, monkeypatch: pytest.MonkeyPatch) -> None:

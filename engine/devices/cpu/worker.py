@@ -11,6 +11,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from engine.devices.cpu.messages import Decoder, Failed, Forward, Open, OpenFailed, Ready, Result, Sample, encode
@@ -30,6 +31,11 @@ def main() -> None:
     opening = next(messages, None)
     if opening is None:
         return
+    with suppress(ConnectionError):  # the parent has gone, in the middle of a step or of the load
+        _serve(connection, opening, messages)
+
+
+def _serve(connection: socket.socket, opening: Open, messages: Iterator[Any]) -> None:
     try:
         worker = _Worker(opening, int(sys.argv[2]))
     except CheckpointError as error:

@@ -211,7 +211,12 @@ def cubin_folders() -> tuple[Path, ...]:
 
 @cache
 def cuda_major() -> int:
-    """Major version of the CUDA that CuPy was built for: cubins of a newer one are not loaded by older drivers."""
-    from cupy.cuda import runtime
+    """Major version of the CUDA that CuPy was built for: cubins of a newer one are not loaded by older drivers.
 
+    Raises ConfigError without CuPy.
+    """
+    try:
+        from cupy.cuda import runtime
+    except ImportError as error:
+        raise ConfigError("CUDA kernels need CuPy; install engine-llm[cuda13], or [cuda12] for older drivers") from error
     return int(runtime.runtimeGetVersion()) // 1000
