@@ -218,5 +218,5 @@ def cuda_major() -> int:
     try:
         from cupy.cuda import runtime
     except ImportError as error:
-        raise ConfigError("CUDA kernels need CuPy; install engine-llm[cuda13], or [cuda12] for older drivers") from error
+        raise ConfigError("CUDA kernels need CuPy; install engine-llm[cuda13], or [cuda12] for old drivers") from error
     return int(runtime.runtimeGetVersion()) // 1000
