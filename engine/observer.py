@@ -2,8 +2,7 @@
 
 The loop marks the end of each phase, and says which step was launched, what settled and who left.
 One clock reading serves every token of a step. Its own work is counted in the phase that follows.
-It adds 10 us to an iteration with one decoding row and 30 us to one with 64, where the loop itself takes
-32 and 700 us (2 shared cores, Python 3.11, a device that does nothing); most of it while the device runs.
+What the whole iteration takes is in docs/performance.md.
 Read next: `engine/trace.py` (records), `engine/counters.py` (counts), `engine/loop.py` (who calls it).
 """
 
