@@ -1,6 +1,6 @@
 """One request at a time on the demo model: start to first token, TTFT and TPOT, by dtype.
 
-    python -m perf.latency [bfloat16 float32 ...]
+    python -m perf.latency [bfloat16 int8 float32 ...]
 
 TTFT is of 512 prompt tokens that no cache holds; TPOT is the mean over the 128 tokens behind them.
 Prompts are random ids: what the ids are does not change the work. Medians of `REPEATS`.
@@ -26,13 +26,13 @@ FIRST_TOKEN = "first token"
 def main() -> None:
     if sys.argv[1:2] == ["--first-token"]:
         return first_token(sys.argv[2])
-    rows = [measure(dtype) for dtype in sys.argv[1:] or ["bfloat16"]]
+    rows = [measure(dtype) for dtype in sys.argv[1:] or ["bfloat16", "int8"]]
     record("latency", rows, title="SmolLM2-135M-Instruct, one request at a time")
 
 
 def measure(dtype: str) -> dict[str, Any]:
     starts = [start_seconds(dtype) for _ in range(3)]
-    with LLM(model=str(demo_checkpoint()), device="cpu", dtype=dtype, max_model_len=2048) as llm:
+    with load(dtype) as llm:
         run(llm, 8)
         ttft = [run(llm, 1) for _ in range(REPEATS)]
         total = [run(llm, OUTPUT_TOKENS) for _ in range(REPEATS)]
@@ -43,6 +43,12 @@ def measure(dtype: str) -> dict[str, Any]:
         f"TTFT {PROMPT_TOKENS}, ms": round(first * 1e3, 1),
         "TPOT, ms": round((statistics.median(total) - first) / (OUTPUT_TOKENS - 1) * 1e3, 2),
     }
+
+
+def load(dtype: str) -> LLM:
+    """The demo model; "int8" is int8 weights and activations beside bfloat16."""
+    kind = {"quantization": "int8"} if dtype == "int8" else {"dtype": dtype}
+    return LLM(model=str(demo_checkpoint()), device="cpu", max_model_len=2048, **kind)
 
 
 def run(llm: LLM, num_tokens: int) -> float:
@@ -65,7 +71,7 @@ def start_seconds(dtype: str) -> float:
 
 
 def first_token(dtype: str) -> None:
-    with LLM(model=str(demo_checkpoint()), device="cpu", dtype=dtype, max_model_len=2048) as llm:
+    with load(dtype) as llm:
         llm.generate([{"prompt_token_ids": [504, 3575, 282, 4649, 314]}], SamplingParams(temperature=0, max_tokens=1))
         print(FIRST_TOKEN, flush=True)
 
