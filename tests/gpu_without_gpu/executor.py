@@ -84,6 +84,9 @@ def random_schedule(seed: int) -> Schedule:
 
 
 # Three schedules that together have found every deleted barrier and wait so far.
+LAUNCHED: set[str] = set()
+"""Every kernel this process has run; tests/cuda/conftest.py compares it with cuda_src/."""
+
 SCHEDULES = (
     Schedule(Order.IN_ORDER, AsyncCopies.LATE),
     Schedule(Order.REVERSED, AsyncCopies.EARLY),
@@ -203,6 +206,7 @@ class Kernel:
 
         Raises LaunchError for what the kernel did, TypeError and ValueError for how it was launched.
         """
+        LAUNCHED.add(self.info.name)
         grid3, block3 = self.check(grid, block, args, smem)
         arrays = _DeviceArrays(args)
         error = machine.launch(
