@@ -27,9 +27,11 @@ from engine.kv.groups import kv_groups
 from engine.plan import (
     NO_TARGET,
     PLACEHOLDER,
+    BlockUpdate,
     BoolArray,
     Float32Array,
     Int32Array,
+    RowState,
     SampleBatch,
     StepPlan,
     StepResult,
@@ -83,6 +85,28 @@ class CpuExecutor:
 
     def close(self) -> None:
         self._team.close()
+
+    def warm_up(self) -> None:
+        """Run a step of one token: loading compiled code takes 0.15 s, which no request should pay for.
+
+        What it leaves in row 0 and block 0 is written again before anybody reads it.
+        """
+        one, zero = np.ones(1, np.int32), np.zeros(1, np.int32)
+        state = RowState(
+            row=0,
+            temperature=0.0,
+            top_k=0,
+            top_p=1.0,
+            min_p=0.0,
+            seed=0,
+            choice=0,
+            banned_ids=(),
+            min_position=0,
+            num_logprobs=0,
+            num_prompt_logprobs=-1,
+        )
+        self.forward(StepPlan(0, zero, zero, one, zero, None, (state,), (BlockUpdate(0, 0, 0, (0,)),), ()))
+        self.sample(SampleBatch(0, zero, zero))
 
     def forward(self, plan: StepPlan) -> None:
         """Compute the plan's tokens: keys and values into the pages, hidden states into the workspace."""

@@ -66,6 +66,7 @@ class _Worker:
             source = plan_weights(opening.path, decoder)
         with byte_progress("Loading weights", source.nbytes) as advance:
             self._executor = CpuExecutor(opening.shape, source, advance)
+        self._executor.warm_up()
         self._ring = Ring(opening.limits, ring_fd)
         self._forward_error: str | None = None
 
