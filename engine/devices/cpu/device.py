@@ -21,32 +21,13 @@ from typing import Any, Self, cast
 from engine.devices.cpu.messages import Decoder, Failed, Forward, Open, OpenFailed, Ready, Result, Sample, encode
 from engine.devices.cpu.ring import SLOTS, Ring, read_logprobs
 from engine.devices.protocol import DeviceInfo
+from engine.devices.ticket import FutureTicket
 from engine.errors import ConfigError, DeviceFault, EngineError, StepFault
 from engine.plan import SampleBatch, StepPlan, StepResult
 from loader.errors import CheckpointError
 
 _EXIT_SECONDS = 5.0
 """How long a worker may take to notice that its socket has closed: one long step."""
-
-
-class CpuTicket:
-    """A step in flight in the worker."""
-
-    def __init__(self, future: asyncio.Future[StepResult]) -> None:
-        self._future = future
-        future.add_done_callback(_retrieve)
-
-    def done(self) -> bool:
-        return self._future.done()
-
-    async def result(self) -> StepResult:
-        return await asyncio.shield(self._future)  # a cancelled waiter must not cancel the step
-
-
-def _retrieve(future: asyncio.Future[StepResult]) -> None:
-    """A ticket nobody waits for any more is not an error to be logged."""
-    if not future.cancelled():
-        future.exception()
 
 
 class CpuDevice(asyncio.Protocol):
@@ -129,7 +110,7 @@ class CpuDevice(asyncio.Protocol):
         )
         self._send(message)
 
-    def sample(self, batch: SampleBatch) -> CpuTicket:
+    def sample(self, batch: SampleBatch) -> FutureTicket:
         if self._launched is None or self._launched[1].step != batch.step:
             raise RuntimeError(f"step {batch.step}: sample without its forward")
         index, self._launched = self._launched[0], None
@@ -143,7 +124,7 @@ class CpuDevice(asyncio.Protocol):
         self._send(Sample(index, batch.step, count, batch.masks is not None))
         if self._fault is not None:
             self._settle(index).set_exception(self._fault)
-        return CpuTicket(future)
+        return FutureTicket(future)
 
     async def close(self) -> None:
         if self._closing:

@@ -22,30 +22,11 @@ from engine.devices.cuda.launched import Launched
 from engine.devices.cuda.registry import KernelRegistry
 from engine.devices.cuda.shape import CudaShape
 from engine.devices.protocol import DeviceInfo
+from engine.devices.ticket import FutureTicket
 from engine.errors import DeviceFault, StepFault
 from engine.plan import SampleBatch, StepPlan, StepResult
 from loader.progress import byte_progress
 from loader.weights import WeightSource, dummy_weights, plan_weights
-
-
-class CudaTicket:
-    """A step in flight on the GPU."""
-
-    def __init__(self, future: asyncio.Future[StepResult]) -> None:
-        self._future = future
-        future.add_done_callback(_retrieve)
-
-    def done(self) -> bool:
-        return self._future.done()
-
-    async def result(self) -> StepResult:
-        return await asyncio.shield(self._future)  # a cancelled waiter must not cancel the step
-
-
-def _retrieve(future: asyncio.Future[StepResult]) -> None:
-    """A ticket nobody waits for any more is not an error to be logged."""
-    if not future.cancelled():
-        future.exception()
 
 
 class CudaDevice:
@@ -74,14 +55,14 @@ class CudaDevice:
         self._rejected = None
         self._attempt(lambda: self._executor.forward(plan))
 
-    def sample(self, batch: SampleBatch) -> CudaTicket:
+    def sample(self, batch: SampleBatch) -> FutureTicket:
         future: asyncio.Future[StepResult] = self._loop.create_future()
         if self._rejected is None:
             self._attempt(lambda: self._launched.put((self._executor.sample(batch), future)))
         fault = self._fault or self._rejected
         if fault is not None:
             future.set_exception(fault)
-        return CudaTicket(future)
+        return FutureTicket(future)
 
     async def close(self) -> None:
         if self._waiter.is_alive():
