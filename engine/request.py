@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from engine.errors import InvalidRequest
+from engine.structured import StructuredOutputs
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -22,7 +23,7 @@ MAX_BAD_WORDS = 256
 
 _NOT_WITH_BEAMS = {
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words"),
-    *("top_p", "top_k", "min_p", "min_tokens", "stop", "logprobs"),
+    *("top_p", "top_k", "min_p", "min_tokens", "stop", "logprobs", "structured_outputs"),
 }
 
 
@@ -58,6 +59,7 @@ class SamplingParams:
         allowed_token_ids: the only ids that may be sampled.
         bad_words: texts whose token sequences may not be completed.
         truncate_prompt_tokens: keep only so many of the prompt's last tokens.
+        structured_outputs: what the output's text must match.
     """
 
     n: int = 1
@@ -87,6 +89,7 @@ class SamplingParams:
     allowed_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str] | None = None
     truncate_prompt_tokens: int | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
         stop = () if self.stop is None else (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
@@ -95,6 +98,8 @@ class SamplingParams:
         self._check_numbers()
         self._check_stops()
         self._check_token_rules()
+        if self.structured_outputs is not None and not isinstance(self.structured_outputs, StructuredOutputs):
+            raise InvalidRequest("structured_outputs", "must be a StructuredOutputs")
         if self.use_beam_search:
             self._check_beam_search()
 
