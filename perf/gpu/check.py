@@ -2,8 +2,9 @@
 
     1. the PTX wrappers against the executor's recorded answers
     2. each family's kernels against float64
-    3. golden models through the whole executor
-    4. timings
+    3. a row's bits wherever it lies
+    4. golden models through the whole executor
+    5. timings
 
 Prints a line per case and writes everything as JSON. Exit code 1 if any check failed.
 """
@@ -11,6 +12,7 @@ Prints a line per case and writes everything as JSON. Exit code 1 if any check f
 import argparse
 import json
 import platform
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +26,7 @@ from engine.devices.cuda.registry import KernelRegistry
 from engine.errors import EngineError
 from perf.gpu.card import CardRegistry
 from perf.gpu.golden import NAMES, check_golden
+from perf.gpu.invariance import INVARIANCE
 from perf.gpu.kernels import CHECKS, DTYPES
 from perf.gpu.ptx import RECORDED, answers, differences
 from perf.gpu.timings import timings
@@ -40,11 +43,10 @@ def main() -> None:
     report: dict[str, Any] = {"machine": _machine(), "date": time.strftime("%Y-%m-%d"), "checks": [], "failed": []}
     arch = options.arch or f"sm_{report['machine']['compute_capability']}"
     for name, cases in _phases(arch, options.prompts):
-        _run(name, cases, report)
+        if re.search(options.only, name):
+            _run(name, cases, report)
     if not options.no_timings:
-        report["timings"] = timings(KernelRegistry(arch))
-        for record in report["timings"]:
-            print("  " + "  ".join(f"{v:.4g} {k}" if isinstance(v, float) else v for k, v in record.items()))
+        _time(arch, report)
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(report, indent=2) + "\n")
     print(f"{len(report['failed'])} of {len(report['checks'])} checks failed; {options.output} has the report")
@@ -56,6 +58,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--output", type=Path, default=Path("perf/results/gpu.json"))
     parser.add_argument("--arch", help="compile for this instead of the GPU's own architecture")
     parser.add_argument("--prompts", type=int, default=7, help="of each golden model")
+    parser.add_argument("--only", default="", metavar="PATTERN", help="phases whose name has this regular expression")
     parser.add_argument("--no-timings", action="store_true")
     return parser.parse_args()
 
@@ -63,7 +66,7 @@ def _options() -> argparse.Namespace:
 def _phases(arch: str, prompts: int) -> Iterator[tuple[str, Callable[[], Cases]]]:
     yield "ptx", lambda: _check_ptx(arch)
     card = CardRegistry(arch)
-    for check in CHECKS:
+    for check in (*CHECKS, *INVARIANCE):
         for dtype in DTYPES:
             yield f"{check.__name__} {dtype}", lambda check=check, dtype=dtype: check(card, dtype)  # type: ignore[misc]
     for name in NAMES:
@@ -86,6 +89,18 @@ def _run(name: str, cases: Callable[[], Cases], report: dict[str, Any]) -> None:
             report["failed"].append(f"{name}: {case}")
         print(f"{'FAILED' if failed else 'ok':>6} {share:8.3f} of its bound  {name}: {case}")
     print(f"       {time.perf_counter() - began:.1f} s  {name}", flush=True)
+
+
+def _time(arch: str, report: dict[str, Any]) -> None:
+    report["timings"] = []
+    try:
+        for record in timings(KernelRegistry(arch)):
+            report["timings"].append(record)
+            print(
+                "  " + "  ".join(f"{v:.4g} {k}" if isinstance(v, float) else v for k, v in record.items()), flush=True
+            )
+    except Exception as error:
+        report["failed"].append(f"timings: {type(error).__name__}: {error}")
 
 
 def _check_ptx(arch: str) -> Cases:

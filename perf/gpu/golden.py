@@ -40,7 +40,7 @@ def check_golden(registry: KernelRegistry, name: str, prompts: int) -> Iterator[
         decoder=checkpoint.decoder, dtype="bfloat16", kv_int8=False, weight_int8=False, num_blocks=64, block_size=16,
         max_model_len=512, max_num_seqs=8, max_num_batched_tokens=512,
     )  # fmt: skip
-    with _rounded_frequencies():
+    with rounded_frequencies():
         executor = CudaExecutor(shape, plan_weights(checkpoint.path, checkpoint.decoder), registry)
     for k in range(prompts):
         prompt, expected = golden[f"prompt_{k}"], golden[f"logits_{k}"]
@@ -97,7 +97,7 @@ _GREEDY = RowState(
 
 
 @contextmanager
-def _rounded_frequencies() -> Iterator[None]:
+def rounded_frequencies() -> Iterator[None]:
     def rounded(rope: RopeConfig, head_dim: int) -> NDArray[np.float64]:
         return inverse_frequencies(rope, head_dim).astype(ml_dtypes.bfloat16).astype(np.float64)
 

@@ -3,60 +3,119 @@
 Medians of ten launches after a warm-up, the L2 cache overwritten before each.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
+from time import perf_counter
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from engine.devices.cuda.ops import gemm, layers
+from engine.devices.cuda.ops import cublas, gemm, layers, sampling
 from engine.devices.cuda.ops.attention import Partials, Ragged, max_partials, paged_attention, plan_attention
 from engine.devices.cuda.ops.gemm import Epilogue
 from engine.devices.cuda.ops.kv import Pages
 from engine.devices.cuda.registry import KernelRegistry
 from engine.devices.cuda.weights import LinearWeight
+from engine.plan import RowState
 
 _REPEATS = 10
 _FLUSH_BYTES = 256 << 20
 _BF16 = np.dtype(ml_dtypes.bfloat16)
 
 
-def timings(registry: KernelRegistry) -> list[dict[str, Any]]:
+def timings(registry: KernelRegistry) -> Iterator[dict[str, Any]]:
     """One record per case: name, milliseconds, and GB/s or TFLOP/s."""
     import cupy
 
     stream = cupy.cuda.Stream(non_blocking=True)
-    records = [*_products(registry, stream), *_attention(registry, stream)]
-    x, out = _random((2048, 4096), np.dtype(np.float32)), cupy.empty((2048, 4096), _BF16)
-    norm = _random((4096,), np.dtype(np.float32))
+    yield _copy(stream)
+    yield _host_launch(registry, stream)
+    yield from _products(registry, stream)
+    yield from _attention(registry, stream)
+    for rows in (1, 2048):
+        x, out = _random((rows, 4096), np.dtype(np.float32)), cupy.empty((rows, 4096), _BF16)
+        norm = _random((4096,), np.dtype(np.float32))
+        launch = partial(layers.rms_norm, registry, x, norm, out, rows, 1e-5, stream=stream)
+        yield _record(f"rms_norm {rows}x4096", launch, stream, nbytes=x.nbytes + out.nbytes)
+    yield from _samples(registry, stream)
 
-    def launch() -> None:
-        layers.rms_norm(registry, x, norm, out, 2048, 1e-5, stream=stream)
 
-    return [*records, _record("rms_norm 2048x4096", launch, stream, nbytes=x.nbytes + out.nbytes)]
-
-
-def _products(registry: KernelRegistry, stream: Any) -> list[dict[str, Any]]:
+def _copy(stream: Any) -> dict[str, Any]:
+    """What this memory gives: 2 GB read and 2 GB written."""
     import cupy
 
-    records = []
-    n = k = 4096
-    for rows in (1, 16, 64, 512, 4096):
-        for int8 in (False, True):
-            kind = np.dtype(np.int8) if int8 else _BF16
-            weight = LinearWeight(_random((n, k), kind), _random((n,), np.dtype(np.float32)) if int8 else None, None)
-            x, out = _random((rows, k), _BF16), cupy.empty((rows, n), _BF16)
-
-            def launch(x: Any = x, weight: Any = weight, out: Any = out, rows: int = rows) -> None:
-                gemm.linear(registry, x, weight, out, rows, Epilogue.STORE, stream=stream)
-
-            name = f"gemm {rows}x{n}x{k}{' int8' if int8 else ''}"
-            work = {"nbytes": weight.values.nbytes} if rows <= 64 else {"operations": 2 * rows * n * k}
-            records.append(_record(name, launch, stream, **work))
-    return records
+    source, target = (cupy.empty((2 << 30,), np.uint8) for _ in range(2))
+    launch = partial(target.data.copy_from_device_async, source.data, source.nbytes, stream)
+    return _record("copy of 2 GiB", launch, stream, nbytes=2 * source.nbytes)
 
 
-def _attention(registry: KernelRegistry, stream: Any) -> list[dict[str, Any]]:
+def _host_launch(registry: KernelRegistry, stream: Any) -> dict[str, Any]:
+    """What a launch costs the host: of the smallest product, 200 in a row."""
+    import cupy
+
+    weight = LinearWeight(_random((64, 64), _BF16), None, None)
+    x, out = _random((1, 64), _BF16), cupy.empty((1, 64), _BF16)
+    times = []
+    for _ in range(11):
+        began = perf_counter()
+        for _ in range(200):
+            gemm.linear(registry, x, weight, out, 1, Epilogue.STORE, stream=stream)
+        times.append((perf_counter() - began) / 200 * 1e3)
+        stream.synchronize()
+    return {"name": "host time of a launch", "ms": float(np.median(times))}
+
+
+_SHAPES = ((4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096), (960, 576), (49152, 576))
+"""Outputs and inputs: of Llama-3-8B, then of SmolLM2-135M."""
+
+
+def _products(registry: KernelRegistry, stream: Any) -> Iterator[dict[str, Any]]:
+    import cupy
+
+    for n, k in _SHAPES:
+        for rows in (1, 16, 32, 64, 128, 512, 4096) if n == k else (1, 32, 64):
+            for version in ("", " int8", " cublas"):
+                if (version == " int8" and n != k) or (version == " cublas" and cublas.missing() is not None):
+                    continue
+                int8 = version == " int8"
+                scales = _random((n,), np.dtype(np.float32)) if int8 else None
+                weight = LinearWeight(_random((n, k), np.dtype(np.int8) if int8 else _BF16), scales, None)
+                x, out = _random((rows, k), _BF16), cupy.empty((rows, n), _BF16)
+                args = (x, weight, out, rows, Epilogue.STORE)
+                launch = (
+                    partial(cublas.linear, *args, stream=stream)
+                    if version == " cublas"
+                    else partial(gemm.linear, registry, *args, stream=stream)
+                )
+                work = {"nbytes": weight.values.nbytes} if rows <= 128 else {"operations": 2 * rows * n * k}
+                yield _record(f"gemm {rows}x{n}x{k}{version}", launch, stream, **work)
+
+
+def _samples(registry: KernelRegistry, stream: Any) -> Iterator[dict[str, Any]]:
+    """64 rows of 128,256 logits: greedy, and with every filter."""
+    import cupy
+
+    rows, vocab = 64, 128_256
+    logits = _random((rows, vocab), np.dtype(np.float32))
+    index, last_ids, ids, faulted = (cupy.asarray(np.arange(rows, dtype=np.int32)) for _ in range(4))
+    empty = cupy.empty((1,), np.int32)
+    for name, temperature in (("greedy", 0.0), ("top-k and top-p", 1.0)):
+        row = RowState(
+            row=0, temperature=temperature, top_k=50, top_p=0.9, min_p=0.0, seed=1, choice=0, banned_ids=(),
+            min_position=0, num_logprobs=-1, num_prompt_logprobs=-1,
+        )  # fmt: skip
+        records = np.repeat(sampling.pack_row(row, vocab)[0], rows)
+        params = cupy.asarray(records.view(np.int32).reshape(rows, -1))
+        state = sampling.SamplingState(params, empty, empty, empty, last_ids, vocab, 8192)
+        launch = partial(
+            sampling.sample, registry, state, logits=logits, logit_rows=index, rows=index, positions=index, masks=None,
+            changed=logits, token_ids=ids, faulted=faulted, samples=rows, stream=stream,
+        )  # fmt: skip
+        yield _record(f"sample {rows}x{vocab} {name}", launch, stream)
+
+
+def _attention(registry: KernelRegistry, stream: Any) -> Iterator[dict[str, Any]]:
     """64 rows of 2,048 keys that decode, and one prompt of 2,048; 32 heads over 8 of 128."""
     import cupy
 
@@ -65,8 +124,7 @@ def _attention(registry: KernelRegistry, stream: Any) -> list[dict[str, Any]]:
     table = cupy.asarray(np.arange(rows * length // 16, dtype=np.int32).reshape(rows, -1))
     partials = max_partials(rows, length)
     room = Partials(cupy.empty((partials, heads, size), np.float32), cupy.empty((partials, heads, 2), np.float32))
-    records = []
-    for name, counts in (("decode", [1] * rows), ("prefill", [length])):
+    for name, counts in (("decode", [1]), ("decode", [1] * rows), ("prefill", [length])):
         num_tokens, lens = np.array(counts, np.int32), np.full(len(counts), length, np.int32)
         firsts = np.concatenate([[0], np.cumsum(num_tokens)]).astype(np.int32)
         parts = (firsts, np.arange(len(counts), dtype=np.int32), lens)
@@ -79,12 +137,11 @@ def _attention(registry: KernelRegistry, stream: Any) -> list[dict[str, Any]]:
             paged_attention(registry, *args, scale=size**-0.5, stream=stream)
 
         work = (
-            {"nbytes": 2 * rows * length * kv_heads * size * 2}
+            {"nbytes": 2 * len(counts) * length * kv_heads * size * 2}
             if name == "decode"
             else {"operations": 2 * heads * size * length * length}  # half of 4: causal
         )
-        records.append(_record(f"attention {name} {len(counts)} x {length} keys", launch, stream, **work))
-    return records
+        yield _record(f"attention {name} {len(counts)} x {length} keys", launch, stream, **work)
 
 
 def _record(
