@@ -212,6 +212,30 @@ def chat(system: str | None, connect: Callable[[], "Client"], sampling: "pb.Samp
 
 
 @cli.command()
+@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), default=3.0, show_default=True, help="Seconds.")
+@to_server
+@debuggable
+def health(timeout: float, connect: Callable[[], "Client"]) -> None:
+    """Print the health of a running server; exit code 0 if it serves, else 1. What a container's probe calls."""
+    status = asyncio.run(_health(connect, timeout))
+    click.echo(status)
+    if status != "SERVING":
+        raise click.exceptions.Exit(1)
+
+
+async def _health(connect: Callable[[], "Client"], timeout: float) -> str:
+    import grpc
+
+    from rpc.client import describe
+
+    try:
+        async with connect() as client:
+            return await client.health(timeout=timeout)
+    except grpc.aio.AioRpcError as error:
+        raise click.ClickException(describe(error)) from error
+
+
+@cli.command()
 @LAYERS.options(ServerOptions, partial=True)
 @LAYERS.options(EngineConfig, partial=True)
 @click.option("--json", "as_json", is_flag=True, help="Print an object with value, origin and source of each.")

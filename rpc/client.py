@@ -51,6 +51,11 @@ class Client:
                     watch.cancel()
                     return
 
+    async def health(self, *, timeout: float | None = None) -> str:
+        """Name of the server's status: SERVING, or NOT_SERVING while it loads, drains or stands still."""
+        reply = await self._health.Check(health_pb2.HealthCheckRequest(), timeout=timeout)  # type: ignore[attr-defined]
+        return str(health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status))
+
     def generate(
         self, request: pb.GenerateRequest, *, timeout: float | None = None
     ) -> grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse]:

@@ -141,8 +141,9 @@ def test_a_failure_is_one_line_and_exit_code_1(
     assert err.startswith("Traceback") and err.endswith(line)
 
 
-def test_no_server_is_a_failure_in_one_line(run: Run) -> None:
-    code, out, err = run("generate", "x", "--address", "127.0.0.1:1")
+@pytest.mark.parametrize("command", [["generate", "x"], ["health"]], ids=lambda command: command[0])
+def test_no_server_is_a_failure_in_one_line(run: Run, command: list[str]) -> None:
+    code, out, err = run(*command, "--address", "127.0.0.1:1")
     assert (code, out) == (1, "")
     assert err.startswith("engine: error: UNAVAILABLE: ") and err.count("\n") == 1
 
@@ -187,6 +188,7 @@ def test_serve_and_generate_as_processes() -> None:
         assert engine("generate", "hé", "--address", address) == (0, "hé\n", "")
         assert engine("generate", "--address", address, stdin="from stdin") == (0, "from stdin\n", "")
         assert engine("generate", "--chat", "q", "--address", address) == (0, "user>q<assistant>\n", "")
+        assert engine("health", "--address", address) == (0, "SERVING\n", "")
         child.send_signal(signal.SIGTERM)
         assert child.wait(30) == 0
 
@@ -214,6 +216,7 @@ def test_a_second_signal_ends_a_drain_with_exit_code_0(number: signal.Signals) -
         child.send_signal(number)
         while "draining" not in (line := child.stderr.readline()):
             assert line, "the server did not wait for the live stream"
+        assert engine("health", "--address", address) == (1, "NOT_SERVING\n", "")
         child.send_signal(number)
         assert child.wait(30) == 0
         _, err = client.communicate(timeout=30)
