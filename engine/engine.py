@@ -26,6 +26,7 @@ from engine.devices.protocol import Device
 from engine.door import Door
 from engine.errors import ConfigError, EngineStopped, InvalidRequest
 from engine.inbox import Inbox
+from engine.kv.events import BlockFeed, Stored
 from engine.kv.groups import kv_groups
 from engine.kv.manager import KVManager
 from engine.loop import EngineLoop
@@ -184,6 +185,11 @@ class Engine:
         )
 
     @property
+    def checkpoint(self) -> Checkpoint:
+        """What the model's folder says; there once the engine has started."""
+        return self._checkpoint
+
+    @property
     def state(self) -> EngineState:
         """Where the engine is in its life."""
         return "starting" if self._loop is None else self._loop.state
@@ -254,11 +260,17 @@ class Engine:
         self._inbox.abort(request_id)
         return True
 
-    async def reset_prefix_cache(self) -> bool:
-        """Forget every cached prefix."""
+    async def reset_prefix_cache(self, tenant: str | None = None) -> bool:
+        """Forget every cached prefix, or those of one tenant; what is in use stays with its requests."""
         loop = self._serving_loop()
-        await self._inbox.control(loop.scheduler.kv.reset_prefix_cache)
+        await self._inbox.control(lambda: loop.scheduler.kv.reset_prefix_cache(tenant))
         return True
+
+    async def follow_blocks(self, feed: BlockFeed) -> list[Stored]:
+        """Tell `feed` what enters and leaves the prefix cache from now on; returns what is there now."""
+        loop = self._serving_loop()
+        contents: list[Stored] = await self._inbox.control(lambda: loop.scheduler.kv.follow(feed))
+        return contents
 
     async def stats(self) -> EngineStats:
         """Numbers between two iterations. Raises EngineStopped when there are no more iterations."""

@@ -9,9 +9,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from engine.kv.events import BlockFeed, Parent, Stored
 from engine.kv.groups import KVGroup
 from engine.kv.pool import BlockPool
-from engine.kv.prefix import Entry, Parent, PrefixIndex, token_key
+from engine.kv.prefix import Entry, PrefixIndex, token_key
 from engine.plan import BlockCopy
 
 
@@ -213,12 +214,17 @@ class KVManager:
             for block in reversed(blocks):
                 pool.give(block)
 
-    def reset_prefix_cache(self) -> None:
-        """Forget all contents. Blocks in use stay with their holders and are not found any more."""
+    def reset_prefix_cache(self, root: str | None = None) -> None:
+        """Forget all contents, or those under `root`. Blocks in use stay with their holders and are not found."""
         for pool, index in zip(self._pools, self._indexes, strict=True):
-            for block in index.blocks():
+            for block in index.blocks() if root is None else index.blocks_under(root):
                 index.evict(block)
                 pool.mark_cached(block, False)
+
+    def follow(self, feed: BlockFeed) -> list[Stored]:
+        """Follow the index of the group that sees every key, the first if none does; returns what is there now."""
+        group = next((g for g, group in enumerate(self.groups) if group.window is None), 0)
+        return self._indexes[group].follow(feed)
 
     def audit(self, holders: Iterable[Lease]) -> list[str]:
         """Check every count against the leases that exist; returns what is wrong, [] if nothing."""

@@ -3,14 +3,15 @@
 A radix tree at block granularity, kept as one dict from (parent, token bytes) to block: an exact
 match, so there is no hash to collide. The parent is the *uid* of the block before, or for a first
 block the root, a string that isolates tenants and salts. A uid names contents and is never used
-twice, so that a recycled block can't make a false hit. Read next: `engine/kv/manager.py`.
+twice, so that a recycled block can't make a false hit. Who follows the index is told what enters and
+leaves it; without followers that costs a look at an empty list. Read next: `engine/kv/manager.py`.
 """
 
 from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
-Parent = int | str
+from engine.kv.events import BlockEvent, BlockFeed, Parent, Removed, Stored
 
 
 class Entry(NamedTuple):
@@ -32,6 +33,7 @@ class PrefixIndex:
         self._entries: dict[tuple[Parent, bytes], Entry] = {}
         self._keys: dict[int, tuple[Parent, bytes]] = {}
         self._last_uid = 0
+        self._feeds: list[BlockFeed] = []
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -48,12 +50,34 @@ class PrefixIndex:
         self._last_uid += 1
         entry = self._entries[key] = Entry(block, self._last_uid)
         self._keys[block] = key
+        if self._feeds:
+            self._tell(Stored(parent, tokens, entry.uid))
         return entry
 
     def evict(self, block: int) -> None:
         """Forget the contents of `block`, which must be in the index."""
-        del self._entries[self._keys.pop(block)]
+        entry = self._entries.pop(self._keys.pop(block))
+        if self._feeds:
+            self._tell(Removed(entry.uid))
 
     def blocks(self) -> list[int]:
         """The blocks in the index."""
         return list(self._keys)
+
+    def blocks_under(self, root: str) -> list[int]:
+        """The blocks that a prompt under `root` can find, parents before children."""
+        uids: set[Parent] = {root}
+        blocks = []
+        for (parent, _), entry in self._entries.items():  # in the order of insertion, so a parent comes first
+            if parent in uids:
+                uids.add(entry.uid)
+                blocks.append(entry.block)
+        return blocks
+
+    def follow(self, feed: BlockFeed) -> list[Stored]:
+        """Tell `feed` what changes from now on; returns what is there, parents before children."""
+        self._feeds.append(feed)
+        return [Stored(parent, tokens, entry.uid) for (parent, tokens), entry in self._entries.items()]
+
+    def _tell(self, event: BlockEvent) -> None:
+        self._feeds = [feed for feed in self._feeds if feed.put(event)]
