@@ -21,6 +21,7 @@ from grpc_reflection.v1alpha import reflection
 from engine.engine import Engine
 from engine.errors import ConfigError
 from rpc.auth import ApiKeys, Authentication
+from rpc.calls import Calls
 from rpc.clock import Clock, MonotonicClock
 from rpc.options import ServerOptions
 from rpc.proto.engine.v1 import engine_pb2 as pb
@@ -52,7 +53,8 @@ class Server:
             TlsFiles(keyfile=options.ssl_keyfile, certfile=options.ssl_certfile, ca_certs=options.ssl_ca_certs),
             require_client_certificate=options.ssl_cert_reqs == 2,
         )
-        self._servicer = EngineServicer(engine, clock)
+        self._calls = Calls(clock)
+        self._servicer = EngineServicer(engine, self._calls, clock)
         self._watchdog = Watchdog(engine, options.watchdog_seconds, clock)
         self._health = health.aio.HealthServicer()
         self._server = grpc.aio.server(
@@ -137,7 +139,7 @@ class Server:
         with suppress(TimeoutError):
             async with asyncio.timeout(grace + FLUSH_SECONDS):
                 await self._engine.drain(grace)
-                await self._servicer.wait_idle()
+                await self._calls.wait_idle()
 
     async def _set_serving(self, is_serving: bool) -> None:
         statuses = health_pb2.HealthCheckResponse

@@ -10,21 +10,19 @@ Read next: `rpc/server.py`, `rpc/convert.py`.
 import asyncio
 import json
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TypeAlias
 
 import grpc
 
 from engine.engine import Engine
-from engine.errors import EngineStopped, InvalidRequest
+from engine.errors import InvalidRequest
 from engine.stream import OutputStream
 from engine.trace import Profile, chrome_trace
 from rpc import convert
 from rpc.auth import TENANT
-from rpc.clock import Clock, MonotonicClock
+from rpc.calls import Calls, loaded, own_id, serving
+from rpc.clock import Clock
 from rpc.errors import reported, within_deadline
-from rpc.pace import Pace
 from rpc.proto.engine.v1 import engine_pb2 as pb
 from rpc.proto.engine.v1 import engine_pb2_grpc as pb_grpc
 
@@ -39,40 +37,33 @@ GenerateContext: TypeAlias = "grpc.aio.ServicerContext[pb.GenerateRequest, pb.Ge
 class EngineServicer(pb_grpc.EngineServicer):
     """Serves one engine, in whatever state it is; one that does not serve answers UNAVAILABLE."""
 
-    def __init__(self, engine: Engine, clock: Clock | None = None) -> None:
+    def __init__(self, engine: Engine, calls: Calls, clock: Clock) -> None:
         self._engine = engine
-        self._clock = clock or MonotonicClock()
-        self._pace = Pace(self._clock)
-        self._live_streams = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
-
-    async def wait_idle(self) -> None:
-        """Wait until no Generate call is live."""
-        await self._idle.wait()
+        self._calls = calls
+        self._clock = clock
 
     # -- requests ---------------------------------------------------------------------------
 
     # A coroutine that writes, not an async generator as the generated base has it: grpc.aio never
     # closes a generator it stops reading, so a cancelled call would keep its stream until collected.
     async def Generate(self, request: pb.GenerateRequest, context: GenerateContext) -> None:  # type: ignore[override]
-        async with reported(context, self._pace), within_deadline(context):
-            with self._live():
+        async with reported(context, self._calls.pace), within_deadline(context):
+            with self._calls.live():
                 request_id = request.request_id or uuid.uuid4().hex
                 async with await self._submit(request, request_id) as stream:
                     try:
                         await self._forward(stream, request, request_id, context)
                     finally:
-                        self._pace.request_ended()
+                        self._calls.pace.request_ended()
 
     async def _submit(self, request: pb.GenerateRequest, request_id: str) -> OutputStream:
-        engine = self._serving_engine()
+        engine = serving(self._engine)
         if len(request_id) > MAX_REQUEST_ID_CHARS:
             raise InvalidRequest("request_id", f"longer than {MAX_REQUEST_ID_CHARS} characters")
         params = convert.sampling_params(request.sampling)
         token_ids = await self._prompt_token_ids(engine, request)
         return engine.generate(
-            token_ids, params, request_id=_own(request_id), priority=request.priority, tenant=TENANT.get()
+            token_ids, params, request_id=own_id(request_id), priority=request.priority, tenant=TENANT.get()
         )
 
     async def _prompt_token_ids(self, engine: Engine, request: pb.GenerateRequest) -> list[int]:
@@ -108,7 +99,7 @@ class EngineServicer(pb_grpc.EngineServicer):
         async with reported(context):
             if not request.request_id:
                 raise InvalidRequest("request_id", "is required")
-            return pb.AbortResponse(aborted=self._loaded_engine().abort(_own(request.request_id)))
+            return pb.AbortResponse(aborted=loaded(self._engine).abort(own_id(request.request_id)))
 
     # -- facts ------------------------------------------------------------------------------
 
@@ -116,7 +107,7 @@ class EngineServicer(pb_grpc.EngineServicer):
         self, request: pb.GetInfoRequest, context: grpc.aio.ServicerContext[pb.GetInfoRequest, pb.GetInfoResponse]
     ) -> pb.GetInfoResponse:
         async with reported(context):
-            info = self._loaded_engine().info
+            info = loaded(self._engine).info
             return pb.GetInfoResponse(
                 **{name: getattr(info, name) for name in pb.GetInfoResponse.DESCRIPTOR.fields_by_name}
             )
@@ -139,7 +130,7 @@ class EngineServicer(pb_grpc.EngineServicer):
                 await self._clock.sleep(interval)
 
     async def _stats(self) -> pb.Stats:
-        return convert.stats_message(await self._loaded_engine().stats(), tenant=TENANT.get() or None)
+        return convert.stats_message(await loaded(self._engine).stats(), tenant=TENANT.get() or None)
 
     # -- profile ----------------------------------------------------------------------------
 
@@ -149,7 +140,7 @@ class EngineServicer(pb_grpc.EngineServicer):
         context: grpc.aio.ServicerContext[pb.StartProfileRequest, pb.StartProfileResponse],
     ) -> pb.StartProfileResponse:
         async with reported(context):
-            self._loaded_engine().start_profile()
+            loaded(self._engine).start_profile()
             return pb.StartProfileResponse()
 
     async def StopProfile(  # type: ignore[override]
@@ -158,7 +149,7 @@ class EngineServicer(pb_grpc.EngineServicer):
         context: grpc.aio.ServicerContext[pb.StopProfileRequest, pb.StopProfileResponse],
     ) -> None:
         async with reported(context), within_deadline(context):
-            profile = self._loaded_engine().stop_profile()
+            profile = loaded(self._engine).stop_profile()
             trace = await asyncio.to_thread(_trace_json, profile, request.max_iterations or PROFILE_ITERATIONS)
             for start in range(0, len(trace), PROFILE_PIECE_BYTES):
                 await context.write(pb.StopProfileResponse(trace_json=trace[start : start + PROFILE_PIECE_BYTES]))
@@ -169,7 +160,7 @@ class EngineServicer(pb_grpc.EngineServicer):
         self, request: pb.TokenizeRequest, context: grpc.aio.ServicerContext[pb.TokenizeRequest, pb.TokenizeResponse]
     ) -> pb.TokenizeResponse:
         async with reported(context):
-            engine = self._serving_engine()
+            engine = serving(self._engine)
             if request.WhichOneof("input") == "chat":
                 return pb.TokenizeResponse(token_ids=await _render(engine, request.chat))
             special = request.add_special_tokens if request.HasField("add_special_tokens") else True
@@ -181,41 +172,14 @@ class EngineServicer(pb_grpc.EngineServicer):
         context: grpc.aio.ServicerContext[pb.DetokenizeRequest, pb.DetokenizeResponse],
     ) -> pb.DetokenizeResponse:
         async with reported(context):
-            return pb.DetokenizeResponse(text=await self._serving_engine().detokenize(list(request.token_ids)))
-
-    def _serving_engine(self) -> Engine:
-        if self._engine.state != "serving":
-            raise EngineStopped(f"the engine is {self._engine.state}")
-        return self._engine
-
-    def _loaded_engine(self) -> Engine:
-        """Also while draining: live requests can be looked at and aborted until the end."""
-        if self._engine.state == "starting":
-            raise EngineStopped("the engine is starting")
-        return self._engine
-
-    @contextmanager
-    def _live(self) -> Iterator[None]:
-        self._live_streams += 1
-        self._idle.clear()
-        try:
-            yield
-        finally:
-            self._live_streams -= 1
-            if self._live_streams == 0:
-                self._idle.set()
-
-
-def _own(request_id: str) -> str:
-    """The id under which the engine knows a request of the calling tenant."""
-    return f"{TENANT.get()}/{request_id}" if TENANT.get() else request_id
+            return pb.DetokenizeResponse(text=await serving(self._engine).detokenize(list(request.token_ids)))
 
 
 def _trace_json(profile: Profile, max_iterations: int) -> bytes:
     """A Chrome trace of the latest iterations and of the calling tenant's requests."""
     iterations = profile.iterations[-max_iterations:]
     since = iterations[0].start if iterations else profile.started
-    requests = [r for r in profile.requests if r.request_id.startswith(_own("")) and r.ended >= since]
+    requests = [r for r in profile.requests if r.request_id.startswith(own_id("")) and r.ended >= since]
     return json.dumps(chrome_trace(iterations, requests), separators=(",", ":")).encode()
 
 

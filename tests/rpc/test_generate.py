@@ -12,6 +12,8 @@ from engine.errors import DeviceFault, EngineStopped, InvalidRequest, OverCapaci
 from engine.request import Logprob, SamplingParams
 from loader.errors import CheckpointError
 from rpc import client as rpc_client
+from rpc.calls import Calls
+from rpc.clock import MonotonicClock
 from rpc.proto.engine.v1 import engine_pb2 as pb
 from rpc.servicer import EngineServicer
 from tests.rpc.conftest import Served, Serving
@@ -289,20 +291,25 @@ class CallContext:
         pass
 
 
+def servicer(engine: FakeEngine) -> EngineServicer:
+    clock = MonotonicClock()
+    return EngineServicer(engine, Calls(clock), clock)
+
+
 @pytest.mark.parametrize(("remaining", "submitted"), [(0.0, 0), (-1.0, 0), (0.001, 0), (0.01, 1)])
 async def test_the_server_holds_the_deadline_itself(remaining: float, submitted: int) -> None:
     """One that has passed already costs nothing."""
     context = CallContext(remaining)
     async with FakeEngine() as engine:
         with pytest.raises(grpc.aio.AbortError):
-            await EngineServicer(engine).Generate(HELLO, context)
+            await servicer(engine).Generate(HELLO, context)
         assert context.code is grpc.StatusCode.DEADLINE_EXCEEDED
         assert (engine.submissions.qsize(), engine.aborts.qsize()) == (submitted, submitted)
 
 
 async def test_a_cancelled_handler_stays_cancelled() -> None:
     async with FakeEngine() as engine:
-        handler = asyncio.create_task(EngineServicer(engine).Generate(HELLO, CallContext(100.0)))
+        handler = asyncio.create_task(servicer(engine).Generate(HELLO, CallContext(100.0)))
         await engine.submissions.get()
         handler.cancel()
         with pytest.raises(asyncio.CancelledError):
