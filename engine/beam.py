@@ -15,9 +15,9 @@ from typing import NamedTuple
 from engine.plan import StepResult
 from engine.publish import LiveRequest
 from engine.request import Delta, FinishReason
-from engine.scheduler import Branch, Scheduler
+from engine.scheduler import Scheduler
 from engine.sequence import Sequence
-from engine.step import Settled
+from engine.settlement import Branch, Settled
 from engine.stream import OutputChannel
 from engine.text.tokenizer import TextTokenizer
 

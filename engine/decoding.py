@@ -12,9 +12,6 @@ import numpy as np
 from engine.plan import PLACEHOLDER, Int32Array
 from engine.sequence import Sequence
 
-Token = tuple[Sequence, int, int]
-"""A settled token that ended nothing: whose, its id, and its index in the step's result."""
-
 _ONE = np.int32(1)
 
 

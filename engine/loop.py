@@ -27,7 +27,8 @@ from engine.observer import Observer
 from engine.plan import StepResult
 from engine.publish import LiveRequest
 from engine.scheduler import Scheduler
-from engine.step import Settlement, Step
+from engine.settlement import Settled, Settlement
+from engine.step import Step
 from engine.trace import DEVICE, INTAKE, LAUNCH, PUBLISH, SCHEDULE, TASKS
 
 logger = logging.getLogger(__name__)
@@ -142,35 +143,36 @@ class EngineLoop:
             self.observer.mark(PUBLISH)
 
     def _publish(self, settlement: Settlement, result: StepResult) -> None:
-        find = self._live.get
-        for token in settlement.tokens:
-            live = find(token[0].request_id)
-            if live is not None:
-                try:
-                    ends = live.publish_token(token, result, self.scheduler)
-                except Exception as error:
-                    self._fail_text(live, error)
-                else:
-                    if ends:
-                        self._forget(live)
-        for settled in settlement.others:
-            live = self._live.get(settled.sequence.request_id)
-            if live is None:
-                continue
-            if settled.faulted:
-                self._fail(live, RequestFault("the model produced no finite logits"))
+        sequences, token_ids, samples, others = settlement
+        for sequence, token_id, sample in zip(sequences, token_ids, samples, strict=True):
+            if sequence.push_plain is None:
+                self._publish_settled(Settled(sequence, token_id, sample, range(0), False, None), result)
                 continue
             try:
-                live.publish(settled, result, self.scheduler)
+                sequence.push_plain(token_id)
             except Exception as error:
-                self._fail_text(live, error)
-                continue
-            if live.ended:
-                self._forget(live)
+                self._fail_text(sequence.request_id, error)
+        for settled in others:
+            self._publish_settled(settled, result)
 
-    def _fail_text(self, live: LiveRequest, error: Exception) -> None:
-        logger.error("request %s failed while its text was made", live.request_id, exc_info=error)
-        self._fail(live, RequestFault(f"making text failed: {error!r}"))
+    def _publish_settled(self, settled: Settled, result: StepResult) -> None:
+        live = self._live.get(settled.sequence.request_id)
+        if live is None:
+            return
+        if settled.faulted:
+            return self._fail(live, RequestFault("the model produced no finite logits"))
+        try:
+            live.publish(settled, result, self.scheduler)
+        except Exception as error:
+            return self._fail_text(live.request_id, error)
+        if live.ended:
+            self._forget(live)
+
+    def _fail_text(self, request_id: str, error: Exception) -> None:
+        live = self._live.get(request_id)
+        if live is not None:
+            logger.error("request %s failed while its text was made", request_id, exc_info=error)
+            self._fail(live, RequestFault(f"making text failed: {error!r}"))
 
     def _fail(self, live: LiveRequest, error: EngineError) -> None:
         live.channel.fail(error)

@@ -14,7 +14,8 @@ from engine.plan import StepResult
 from engine.publish import LiveRequest
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
-from engine.step import Settlement, Step
+from engine.settlement import Settlement
+from engine.step import Step
 from engine.trace import LAUNCH, PHASES, SAMPLE, SETTLE, IterationRecord, Profile, RequestRecord, RequestTimes, Trace
 
 Clock = Callable[[], float]
@@ -91,8 +92,9 @@ class Observer:
         self._settled = result.step
         self._device_seconds = result.device_seconds
         now = self._last
-        gained = [sequence for sequence, _, _ in settlement.tokens]
-        gained += [s.sequence for s in settlement.others if s.token_id is not None and not s.faulted]
+        gained = settlement.sequences
+        if settlement.others:
+            gained = gained + [s.sequence for s in settlement.others if s.token_id is not None and not s.faulted]
         if gained and gained == self._gained:
             self.counters.inter_token_latency.observe(now - self._gained_at, len(gained))
             self._gained_steps += 1

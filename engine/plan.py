@@ -7,6 +7,7 @@ Read next: `engine/devices/protocol.py` (who executes it), `engine/scheduler.py`
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,13 +81,12 @@ class RowState:
         return penalties != (0.0, 0.0, 1.0) or bool(self.bad_words)
 
 
-@dataclass(frozen=True, slots=True)
-class BlockUpdate:
-    """Entries `[index, index + len(blocks))` of a row's block table in one KV group."""
+class BlockUpdate(NamedTuple):
+    """Entries `[first, first + len(blocks))` of a row's block table in one KV group."""
 
     group: int
     row: int
-    index: int
+    first: int
     blocks: tuple[int, ...]
 
 

@@ -5,16 +5,14 @@ answer that is not complete yet: prompt logprobs and, under best_of, everything 
 can be compared. Read next: `engine/text/pipeline.py`, `engine/stream.py`.
 """
 
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
-from engine.decoding import Token
 from engine.plan import StepResult, TokenLogprobs
 from engine.request import Delta, Logprob, TokenLogprobMap
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
-from engine.step import Settled
+from engine.settlement import Settled
 from engine.stream import OutputChannel
 from engine.text.pipeline import TextPipeline
 from engine.text.tokenizer import TextTokenizer
@@ -23,14 +21,9 @@ from engine.trace import RequestTimes
 
 @dataclass(slots=True)
 class _Choice:
-    """One choice: its text state, and under best_of its score and the deltas held back.
-
-    Attributes:
-        push_plain: id to text, for a choice that has begun and whose tokens have nothing but their text.
-    """
+    """One choice: its text state, and under best_of its score and the deltas held back."""
 
     text: TextPipeline | None
-    push_plain: Callable[[int], str] | None = None
     ended: bool = False
     cumulative_logprob: float = 0.0
     held: list[Delta] = field(default_factory=list)
@@ -82,16 +75,6 @@ class LiveRequest:
         if stop is not None:
             scheduler.finish(settled.sequence)
 
-    def publish_token(self, token: Token, result: StepResult, scheduler: Scheduler) -> bool:
-        """Push a token that ended nothing by itself, as nearly every one; returns whether the request has ended."""
-        sequence, token_id, sample = token
-        push_plain = self._choices[sequence.index].push_plain
-        if push_plain is None:
-            self.publish(Settled(sequence, token_id, sample, range(0), False, None), result, scheduler)
-            return self.ended
-        self.channel.push_token(sequence.index, push_plain(token_id), token_id)
-        return False
-
     def _push_delta(
         self,
         choice: _Choice,
@@ -113,13 +96,14 @@ class LiveRequest:
             num_cached_tokens=sequence.num_cached_tokens,
             cumulative_logprob=choice.cumulative_logprob if self._wants_scores else None,
         )
-        if self._is_bare:
-            choice.push_plain = _no_text if choice.text is None else choice.text.push_plain
         choice.ended = reason is not None
         if self._holds_back:
             self._hold(choice, delta)
-        else:
-            self.channel.push(delta)
+            return
+        self.channel.push(delta)
+        if self._is_bare and not choice.ended:
+            text_of = _no_text if choice.text is None else choice.text.push_plain
+            sequence.push_plain = None if text_of is None else self.channel.plain_sink(sequence.index, text_of)
 
     def abort(self) -> None:
         """Push the last delta of every choice of an aborted request, with the text held back.

@@ -1,4 +1,4 @@
-"""Scheduler: which rows compute how many tokens in the next step, and what a settled step means.
+"""Scheduler: which rows compute how many tokens in the next step.
 
 Pure decisions over the state it owns: no I/O, no clock, no device. A running or waiting sequence
 is granted `min(pending, budget)` tokens; decode, chunked prefill and prefix hits are that one
@@ -18,35 +18,25 @@ subtraction. The rules are written out in docs/scheduling.md; in short:
                 whoever writes to a shared block copies it first.
     fence       rows and blocks freed while steps are in flight wait for the last of them.
 
-Read next: `engine/kv/manager.py` (blocks), `engine/step.py`, `engine/loop.py` (who calls this).
+Read next: `engine/roster.py` (who waits and who runs), `engine/settlement.py` (what becomes of a step),
+`engine/kv/manager.py` (blocks), `engine/step.py`, `engine/loop.py` (who calls this).
 """
 
-from bisect import insort
 from collections.abc import Iterator
 from enum import Enum, auto
-from typing import NamedTuple
 
-from engine.decoding import DecodeArrays, Token
-from engine.holdings import Holdings
-from engine.kv.fence import Fenced
+from engine.decoding import DecodeArrays
 from engine.kv.manager import KVManager
 from engine.kv.prefix import Entry as CachedBlock
-from engine.order import Order, fixed_rank
 from engine.plan import StepResult
-from engine.sequence import Finish, Sequence, Status
-from engine.step import Draft, Entry, Settled, Settlement, Step
+from engine.roster import Roster
+from engine.sequence import Sequence, Status
+from engine.settlement import Branch, Settlement, Settler
+from engine.step import Draft, Entry, Step
 
 MAX_PASSED_OVER = 16
 MAX_ADMISSION_FAILURES = 8
 """Waiting sequences that may fail to fit in one step before the scheduler stops looking."""
-
-
-class Branch(NamedTuple):
-    """A beam's next state: `target` goes on as `source` does, with these tokens."""
-
-    target: Sequence
-    source: Sequence
-    token_ids: list[int]
 
 
 class Admission(Enum):
@@ -61,7 +51,11 @@ class Admission(Enum):
 
 
 class Scheduler:
-    """Owns the sequences and, through its holdings, the rows, the fence and the KV manager."""
+    """Owns the roster of sequences and, through its holdings, the rows, the fence and the KV manager.
+
+    Attributes:
+        running: sequences with a row, sorted by `fixed_rank`.
+    """
 
     def __init__(
         self,
@@ -73,69 +67,37 @@ class Scheduler:
         long_prefill_token_threshold: int = 0,
     ) -> None:
         self.kv = kv
-        self.running: list[Sequence] = []
-        self._holdings = Holdings(kv, max_num_seqs)
+        self._roster = Roster(kv, max_num_seqs)
+        self._settler = Settler(self._roster, kv)
+        self._holdings = self._roster.holdings
+        self._order = self._roster.order
+        self.running = self._roster.running
         self.fence = self._holdings.fence
-        self.num_preemptions = 0
-        self._waiting: dict[str, list[Sequence]] = {}
-        self._order = Order(max_num_seqs)
         self._max_num_batched_tokens = max_num_batched_tokens
         self._enable_chunked_prefill = enable_chunked_prefill
         self._chunk_limit = long_prefill_token_threshold or max_num_batched_tokens
         self._decoding = DecodeArrays.of([])
         self._free_rows = self._holdings.free_rows
-        self._num_arrived = 0
-
-    @property
-    def num_waiting(self) -> int:
-        """Sequences that wait for a row, new or preempted."""
-        return sum(map(len, self._waiting.values()))
-
-    def waiting_by_tenant(self) -> dict[str, int]:
-        """`num_waiting` of each tenant that has any."""
-        return {tenant: len(queue) for tenant, queue in self._waiting.items()}
-
-    @property
-    def is_idle(self) -> bool:
-        """Nothing runs, waits or is in flight."""
-        return not self.running and not self.num_waiting and not self._holdings.has_steps_in_flight
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence. Admission at the door made sure that it can fit alone."""
-        sequence.arrival = self._num_arrived
-        self._num_arrived += 1
-        for choice in (sequence, *sequence.forks):
-            choice.arrival = sequence.arrival
-            self._order.fairness.arrive(choice.tenant)
-        self._enqueue(sequence)
+        self._roster.add(sequence)
 
     def finish(self, sequence: Sequence) -> None:
         """Take a sequence out, in whatever state it is; harmless when it is finished already."""
-        if sequence.status is Status.FINISHED:
-            return
-        if sequence.status is Status.RUNNING:
-            self.running.remove(sequence)
-            self._holdings.vacate(sequence)
-        elif sequence.status is Status.WAITING:
-            self._dequeue(sequence)
-        sequence.status = Status.FINISHED
-        self._order.fairness.leave(sequence.tenant)
+        self._roster.finish(sequence)
 
-    # -- queues -----------------------------------------------------------------------------
+    def settle(self, step: Step, result: StepResult) -> Settlement:
+        """Take in the result of the oldest step in flight; ends sequences and opens the fence."""
+        return self._settler.settle(step, result)
 
-    def waiting(self) -> Iterator[Sequence]:
-        """Waiting sequences, in order."""
-        return self._order.merged(self._waiting.values())
+    def abandon(self, step: Step) -> list[Sequence]:
+        """Give up the oldest step in flight, which failed; ends and returns the sequences in it."""
+        return self._settler.abandon(step)
 
-    def _enqueue(self, sequence: Sequence) -> None:
-        insort(self._waiting.setdefault(sequence.tenant, []), sequence, key=fixed_rank)
-        sequence.status = Status.WAITING
-
-    def _dequeue(self, sequence: Sequence) -> None:
-        queue = self._waiting[sequence.tenant]
-        queue.remove(sequence)
-        if not queue:
-            del self._waiting[sequence.tenant]
+    def branch(self, branches: list[Branch]) -> None:
+        """Give every beam its next tokens and the blocks of the beam it continues."""
+        self._settler.branch(branches)
 
     # -- schedule ---------------------------------------------------------------------------
 
@@ -144,7 +106,7 @@ class Scheduler:
         draft = Draft(self._max_num_batched_tokens)
         self._serve_entitled(draft)
         self._grant_running(draft)
-        if self._waiting:
+        if self.num_waiting:
             self._admit_waiting(draft)
         if draft.is_empty and not self._holdings.has_steps_in_flight:
             self._take_from_beams(draft)
@@ -157,7 +119,7 @@ class Scheduler:
     def _serve_entitled(self, draft: Draft) -> None:
         """Admit the first waiting sequence ahead of the running ones, leaving each of these a token, if it
         comes before some of another tenant or priority. If it has no room, preempt those that it may."""
-        head = next(self.waiting(), None) if self._waiting and self.running else None
+        head = next(self.waiting(), None) if self.num_waiting and self.running else None
         if head is None or not any(self._order.comes_before(head, s) for s in self.running):
             return
         if self._admit(draft, head, draft.budget - len(self.running)) is Admission.NO_ROOM and not self.fence:
@@ -177,7 +139,7 @@ class Scheduler:
             chosen.append(victim)
         if is_enough():
             for victim in chosen:
-                self._preempt(victim)
+                self._roster.preempt(victim)
 
     def _grant_running(self, draft: Draft) -> None:
         order = self._order.sorted(self.running)
@@ -223,7 +185,7 @@ class Scheduler:
             if not draft.is_empty:
                 break
             if beam.awaits_branch:
-                self._preempt(beam)
+                self._roster.preempt(beam)
                 self._grant_running(draft)
                 self._admit_waiting(draft)
 
@@ -237,18 +199,9 @@ class Scheduler:
             victim = None if self.fence else self._order.victim_among(later)
             if victim is None:
                 return False
-            self._preempt(victim)
+            self._roster.preempt(victim)
         draft.copies += copies
         return True
-
-    def _preempt(self, sequence: Sequence) -> None:
-        self.running.remove(sequence)
-        self._holdings.vacate(sequence)
-        sequence.num_scheduled = sequence.num_computed = 0
-        sequence.epoch += 1
-        sequence.protected = True
-        self.num_preemptions += 1
-        self._enqueue(sequence)
 
     # -- admission --------------------------------------------------------------------------
 
@@ -281,9 +234,7 @@ class Scheduler:
         tables = self.kv.begin(runs, sequence.known, sequence.cache_root)
         if tables is None:
             return Admission.NO_ROOM
-        self._dequeue(sequence)
-        insort(self.running, sequence, key=fixed_rank)
-        sequence.status = Status.RUNNING
+        self._roster.start(sequence)
         sequence.tables = tables
         sequence.row = self._free_rows.pop()
         sequence.fork_rows = [self._free_rows.pop() for _ in forks]
@@ -341,15 +292,13 @@ class Scheduler:
             if choice.status is Status.PENDING:
                 choice.row = sequence.fork_rows.pop()
                 choice.tables = self.kv.fork(sequence.tables)
-                choice.status = Status.RUNNING
                 choice.num_scheduled = choice.num_computed = sequence.num_scheduled
                 choice.num_cached_tokens = sequence.num_cached_tokens
-                insort(self.running, choice, key=fixed_rank)
+                self._roster.start(choice)
                 draft.new_rows.append(choice.row_state())
                 self._enter(draft, choice, sequence.num_scheduled, 0, True)
         if sequence.fork_rows:
-            # Choices that were aborted before they began.
-            self._free_rows.extend(sequence.fork_rows)
+            self._free_rows.extend(sequence.fork_rows)  # of choices that were aborted before they began
             sequence.fork_rows = []
         sequence.forks = ()
 
@@ -361,135 +310,36 @@ class Scheduler:
         sequence.num_prompt_logprobs_launched = stop
         return range(first, stop)
 
-    # -- settle -----------------------------------------------------------------------------
-
-    def settle(self, step: Step, result: StepResult) -> Settlement:
-        """Take in the result of the oldest step in flight; ends sequences and opens the fence."""
-        self._holdings.settle(result.step)
-        ids = _sampled_ids(result)
-        settlement = self._settle_decoding(step.decoding.sequences, ids)
-        sample, target = len(step.decoding.sequences), 0
-        for entry in step.entries:
-            rows = range(target, target + len(entry.targets))
-            settled = self._settle_entry(entry, ids[sample] if entry.samples else None, sample, rows)
-            if settled is not None:
-                settlement.others.append(settled)
-            sample += entry.samples
-            target = rows.stop
-        return settlement
-
-    def _settle_decoding(self, sequences: list[Sequence], ids: list[int | None]) -> Settlement:
-        """Rows that decoded. One that was preempted since has computed nothing any more, but has its token."""
-        tokens, others = list[Token](), list[Settled]()
-        running, finished, block_size = Status.RUNNING, Status.FINISHED, self.kv.block_size
-        for sample, sequence in enumerate(sequences):
-            sequence.in_flight -= 1
-            if sequence.status is running:
-                sequence.protected = False
-                sequence.num_computed = computed = sequence.num_computed + 1
-                if not computed % block_size:
-                    self._index(sequence)
-            elif sequence.status is finished:
-                continue
-            token_id, token_ids = ids[sample], sequence.token_ids
-            if token_id is not None:
-                token_ids.append(token_id)
-                if token_id not in sequence.stopping_ids and len(token_ids) < sequence.max_len:
-                    tokens.append((sequence, token_id, sample))
-                    continue
-            finish = _finish_of(sequence, token_id, token_id is None)
-            self.finish(sequence)
-            others.append(Settled(sequence, token_id, sample, range(0), token_id is None, finish))
-        return Settlement(tokens, others)
-
-    def abandon(self, step: Step) -> list[Sequence]:
-        """Give up the oldest step in flight, which failed; ends and returns the sequences in it."""
-        self._holdings.settle(step.plan.step)
-        launched = [(s, True) for s in step.decoding.sequences] + [(e.sequence, e.samples) for e in step.entries]
-        ended = []
-        for sequence, samples in launched:
-            sequence.in_flight -= 1
-            sequence.in_flight_unsampled -= not samples
-            if sequence.status is not Status.FINISHED:
-                self.finish(sequence)
-                ended.append(sequence)
-        return ended
-
-    def _settle_entry(self, entry: Entry, token_id: int | None, sample: int, rows: range) -> Settled | None:
-        sequence = entry.sequence
-        sequence.in_flight -= 1
-        sequence.in_flight_unsampled -= not entry.samples
-        if sequence.status is Status.FINISHED:
-            return None
-        faulted = entry.samples and token_id is None
-        if token_id is not None:
-            sequence.awaits_branch = sequence.params.use_beam_search
-            if not sequence.awaits_branch:
-                sequence.token_ids.append(token_id)
-        if sequence.epoch == entry.epoch:
-            sequence.protected &= token_id is None
-            sequence.num_computed = entry.start + entry.num_tokens
-            self._index(sequence)
-        finish = _finish_of(sequence, token_id, faulted)
-        if finish is not None:
-            self.finish(sequence)
-        return Settled(sequence, token_id, sample, rows, faulted, finish)
-
-    def _index(self, sequence: Sequence) -> None:
-        given_up = self.kv.index(sequence.tables, sequence.token_ids, sequence.num_computed)
-        if given_up is not None:
-            sequence.decodes_until = 0  # the device must be told of the blocks adopted
-            self._holdings.free(Fenced(given_up, ()))
-
-    def branch(self, branches: list[Branch]) -> None:
-        """Give every beam its next tokens and the blocks of the beam it continues.
-
-        No beam is in flight. One that was preempted, or whose source was, computes its tokens again.
-        """
-        moves = [
-            (b.target, self.kv.fork(b.source.tables), b.source.num_scheduled)
-            for b in branches
-            if b.target is not b.source and b.target.tables and b.source.tables
-        ]
-        lost = [b.target for b in branches if b.target.tables and not b.source.tables]
-        for target, _, token_ids in branches:
-            target.awaits_branch = False
-            target.token_ids = token_ids
-        for target in lost:
-            self._preempt(target)
-        for target, tables, num_scheduled in moves:
-            self._holdings.free(Fenced(self.kv.detach(target.tables), ()))
-            target.tables = tables
-            target.num_scheduled = target.num_computed = num_scheduled
-
     # -- inspection -------------------------------------------------------------------------
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that wait for a row, new or preempted."""
+        return self._roster.num_waiting
+
+    @property
+    def num_preemptions(self) -> int:
+        """How often a sequence lost its row and blocks."""
+        return self._roster.num_preemptions
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing runs, waits or is in flight."""
+        return self._roster.is_idle
 
     @property
     def kv_fill(self) -> float:
         """Share of the slots in used blocks that hold tokens; 1 when none is used."""
-        return self._holdings.fill(self.running)
+        return self._roster.holdings.fill(self.running)
+
+    def waiting(self) -> Iterator[Sequence]:
+        """Waiting sequences, in order."""
+        return self._roster.waiting()
+
+    def waiting_by_tenant(self) -> dict[str, int]:
+        """`num_waiting` of each tenant that has any."""
+        return self._roster.waiting_by_tenant()
 
     def audit(self) -> list[str]:
         """Check blocks and rows against their holders; returns what is wrong, [] if nothing."""
-        problems = self._holdings.audit(self.running)
-        if self.is_idle and len(self.fence):
-            problems.append(f"idle with {len(self.fence)} fenced leases")
-        return problems
-
-
-def _sampled_ids(result: StepResult) -> list[int | None]:
-    """The ids, None where the logits held no usable value."""
-    ids: list[int | None] = result.token_ids.tolist()
-    if result.faulted.any():
-        return [None if faulted else i for i, faulted in zip(ids, result.faulted.tolist(), strict=True)]
-    return ids
-
-
-def _finish_of(sequence: Sequence, token_id: int | None, faulted: bool) -> Finish | None:
-    if faulted:
-        return "error", None
-    if token_id is not None:
-        return None if sequence.awaits_branch else sequence.end_of(token_id)
-    if sequence.max_output == 0 and sequence.num_computed == sequence.prompt_len:
-        return "length", None
-    return None
+        return self._roster.audit()

@@ -8,15 +8,17 @@ next step can be launched before the host has seen them.
     known              len(token_ids) + num_placeholders
     in_flight          steps that hold the sequence and have not settled
     num_scheduled      tokens whose keys and values were launched; <= known
-    num_computed       the settled part of num_scheduled
+    num_computed       the settled part of num_scheduled; while decoding, what of it is in full blocks
 
 A sequence is *decoding* from the step that samples its first token until it ends or is preempted: its one
 pending token is the one sampled last for its row. Positions below `decodes_until` take nothing but a launch:
 there is room in a block of its own, and the token is wanted. Beams are never decoding: they wait to be told.
 
-The loop's task owns it; only `engine/scheduler.py` changes it.
+The loop's task owns it; only `engine/scheduler.py` and what it is made of change it, except for `push_plain`:
+what its publisher has for a token that has nothing but its text, None while there is no such thing.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum, auto
 
@@ -65,6 +67,7 @@ class Sequence:
         "priority",
         "prompt_len",
         "protected",
+        "push_plain",
         "request_id",
         "row",
         "seed",
@@ -121,6 +124,7 @@ class Sequence:
         self.awaits_branch = False
         self.is_decoding = False
         self.decodes_until = 0
+        self.push_plain: Callable[[int], None] | None = None
 
     @property
     def num_placeholders(self) -> int:

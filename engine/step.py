@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.decoding import DecodeArrays, Token
+from engine.decoding import DecodeArrays
 from engine.plan import NO_TARGET, PLACEHOLDER, BlockCopy, BlockUpdate, Int32Array, RowState, SampleBatch, StepPlan
-from engine.sequence import Finish, Sequence
+from engine.sequence import Sequence
 
 
 class Entry(NamedTuple):
@@ -35,32 +35,6 @@ class Step(NamedTuple):
     batch: SampleBatch
     decoding: DecodeArrays
     entries: list[Entry]
-
-
-class Settled(NamedTuple):
-    """What one sequence gained from a settled step.
-
-    Attributes:
-        token_id: the new id, None if the step sampled nothing for it.
-        sample: index of the id in the step's result.
-        prompt_rows: its rows of `StepResult.prompt_logprobs`.
-        faulted: the logits held no usable value; the sequence has been finished.
-        finish: finish reason and stop reason if it ended.
-    """
-
-    sequence: Sequence
-    token_id: int | None
-    sample: int
-    prompt_rows: range
-    faulted: bool
-    finish: Finish | None
-
-
-class Settlement(NamedTuple):
-    """What a settled step brought: tokens of rows that go on decoding, and everything else."""
-
-    tokens: list[Token]
-    others: list[Settled]
 
 
 @dataclass(slots=True)

@@ -139,13 +139,21 @@ class OutputChannel:
         if pending.is_ready(self._interval):
             self._wake()
 
-    def push_token(self, index: int, text: str, token_id: int) -> None:
-        """Add a token that has nothing but its text to a choice that has had a delta and has not ended."""
+    def plain_sink(self, index: int, text_of: Callable[[int], str]) -> Callable[[int], None]:
+        """What adds a token that has nothing but its text to a choice that has had a delta and has not ended.
+
+        Made once for a choice: a token costs its step one call of it and one of `text_of`.
+        """
         pending = self._pending[index]
-        pending.ids.append(token_id)
-        pending.texts.append(text)
-        if self._waiter is not None and pending.is_ready(self._interval):
-            self._wake()
+        add_text, add_id = pending.texts.append, pending.ids.append
+
+        def push(token_id: int) -> None:
+            add_text(text_of(token_id))
+            add_id(token_id)
+            if self._waiter is not None and pending.is_ready(self._interval):
+                self._wake()
+
+        return push
 
     def fail(self, error: EngineError) -> None:
         """End with an error, after what was pushed before."""

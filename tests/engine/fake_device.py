@@ -109,8 +109,8 @@ class FakeDevice:
 
     def _check_fence(self, plan: StepPlan) -> None:
         for update in plan.block_updates:
-            end = update.index + len(update.blocks)
-            self._launched_tables[update.group, update.row, update.index : end] = update.blocks
+            end = update.first + len(update.blocks)
+            self._launched_tables[update.group, update.row, update.first : end] = update.blocks
         for state in plan.row_states:
             self._occupants[state.row] = plan.step * 1000 + state.row
         used: dict[tuple[int, int], int] = {}
@@ -157,7 +157,7 @@ class FakeDevice:
         for copy in plan.block_copies:
             self.pages[copy.group, copy.target] = self.pages[copy.group, copy.source]
         for update in plan.block_updates:
-            self.tables[update.group, update.row, update.index : update.index + len(update.blocks)] = update.blocks
+            self.tables[update.group, update.row, update.first : update.first + len(update.blocks)] = update.blocks
         assert len(set(plan.rows.tolist())) == len(plan.rows), "a row is in a step once"
         offset = 0
         for row, start, count in zip(plan.rows.tolist(), plan.starts.tolist(), plan.num_tokens.tolist(), strict=True):

@@ -17,7 +17,7 @@ def token(i: int, index: int = 0, **more: object) -> Delta:
 
 def push(channel: OutputChannel, i: int, index: int, bare: bool) -> None:
     if bare:
-        channel.push_token(index, f"{i},", i)
+        channel.plain_sink(index, lambda i: f"{i},")(i)
     else:
         channel.push(token(i, index))
 
@@ -26,8 +26,9 @@ async def test_bare_tokens_carry_what_the_first_delta_said() -> None:
     channel = OutputChannel(1)
     channel.push(token(0, num_cached_tokens=7))
     assert await channel.get() == token(0, num_cached_tokens=7)
+    push_plain = channel.plain_sink(0, lambda i: f"{i},")
     for i in (1, 2):
-        channel.push_token(0, f"{i},", i)
+        push_plain(i)
     channel.push(token(3, num_cached_tokens=7, finish_reason="length"))
     merged = Delta(0, "1,2,3,", (1, 2, 3), finish_reason="length", num_cached_tokens=7)
     assert await channel.get() == merged

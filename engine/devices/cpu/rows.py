@@ -48,7 +48,7 @@ class Rows:
         if not all(0 <= block < self._num_blocks for block in update.blocks):
             raise ValueError(f"row {update.row}: blocks {update.blocks} outside [0, {self._num_blocks})")
         table = self.block_tables[update.group, update.row]
-        table[update.index : update.index + len(update.blocks)] = update.blocks
+        table[update.first : update.first + len(update.blocks)] = update.blocks
 
     def rules(self, rows: Int32Array, positions: Int32Array, masks: NDArray[np.uint32] | None) -> Rules:
         """Rules for sampling the tokens at `positions`."""

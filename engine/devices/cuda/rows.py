@@ -96,7 +96,7 @@ class Rows:
             scatters += self._stage_states(states, slot, stream)
         if updates:
             _, rows, width = self.block_tables.shape
-            firsts = [(update.group * rows + update.row) * width + update.index for update in updates]
+            firsts = [(update.group * rows + update.row) * width + update.first for update in updates]
             blocks = [np.array(update.blocks, np.int32) for update in updates]
             scatters.append(_stage(slot, self.block_tables, _spans(firsts, blocks), np.concatenate(blocks), 1))
         histories = (
