@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Literal, NamedTuple, Protocol
 
 from engine.errors import InvalidRequest
@@ -335,8 +336,9 @@ def _overlap(text: str, opening: str) -> int:
 def _merged(events: list[ToolEvent]) -> list[ToolEvent]:
     """Neighbouring pieces of text as one."""
     merged: list[ToolEvent] = []
-    for event in events:
-        if merged and isinstance(event, TextDelta) and isinstance(merged[-1], TextDelta):
-            event = TextDelta(merged.pop().text + event.text)  # type: ignore[union-attr]
-        merged.append(event)
+    for is_text, group in groupby(events, lambda event: isinstance(event, TextDelta)):
+        if is_text:
+            merged.append(TextDelta("".join(event.text for event in group if isinstance(event, TextDelta))))
+        else:
+            merged += group
     return merged
