@@ -60,6 +60,16 @@ class ApiKeys:
                 raise ConfigError(f"api_key_file: {self._path}, line {number}: expected {wanted}")
             yield number, words[0], words[1]
 
+    def authenticate(self, authorization: str | None) -> str:
+        """The tenant behind a header `Bearer TOKEN`. Raises Unauthenticated."""
+        scheme, _, token = (authorization or "").partition(" ")
+        if scheme.lower() != "bearer":
+            raise Unauthenticated("a bearer token is required: `authorization: Bearer TOKEN`")
+        tenant = self.tenant_of(token.strip())
+        if tenant is None:
+            raise Unauthenticated("the bearer token is not known")
+        return tenant
+
     def tenant_of(self, token: str) -> str | None:
         """The tenant that `token` names; every known token is compared, in constant time."""
         given, found = _digest(token), None
@@ -83,13 +93,10 @@ class Authentication(grpc.aio.ServerInterceptor):
         """Called by grpc in the task that then runs the handler."""
         if handler_call_details.method.startswith(_OPEN):
             return await continuation(handler_call_details)
-        token = _bearer_token(handler_call_details.invocation_metadata)
-        if token is None:
-            return _refusal("a bearer token is required: metadata `authorization: Bearer TOKEN`")
-        tenant = self._keys.tenant_of(token)
-        if tenant is None:
-            return _refusal("the bearer token is not known")
-        TENANT.set(tenant)
+        try:
+            TENANT.set(self._keys.authenticate(_authorization(handler_call_details.invocation_metadata)))
+        except Unauthenticated as error:
+            return _refusal(error)
         return await continuation(handler_call_details)
 
 
@@ -97,18 +104,14 @@ def _digest(token: str) -> bytes:
     return sha256(token.encode()).digest()
 
 
-def _bearer_token(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
-    for name, value in metadata:
-        if name == "authorization" and isinstance(value, str):
-            scheme, _, token = value.partition(" ")
-            return token.strip() if scheme.lower() == "bearer" else None
-    return None
+def _authorization(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
+    return next((v for name, v in metadata if name == "authorization" and isinstance(v, str)), None)
 
 
-def _refusal(reason: str) -> "Handler":
+def _refusal(error: Unauthenticated) -> "Handler":
     """A handler that reads nothing and so ends a call of any kind."""
 
     async def refuse(requests: object, context: grpc.aio.ServicerContext[Any, Any]) -> NoReturn:
-        await abort(context, Unauthenticated(reason))
+        await abort(context, error)
 
     return grpc.stream_stream_rpc_method_handler(refuse)
