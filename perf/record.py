@@ -25,8 +25,8 @@ def machine() -> dict[str, Any]:
     }
 
 
-def record(name: str, rows: Sequence[Mapping[str, Any]], *, title: str) -> Path:
-    """Print `rows` and write them to `perf/results/<name>.json`."""
+def record(name: str, rows: Sequence[Mapping[str, Any]], *, title: str, **more: Any) -> Path:
+    """Print `rows` and write them, and what `more` names, to `perf/results/<name>.json`."""
     table = Table(title=title)
     for column in rows[0]:
         table.add_column(column, justify="left" if isinstance(rows[0][column], str) else "right")
@@ -39,6 +39,7 @@ def record(name: str, rows: Sequence[Mapping[str, Any]], *, title: str) -> Path:
         "commit": _commit(),
         "machine": machine(),
         "rows": list(rows),
+        **more,
     }
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"

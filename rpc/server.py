@@ -13,6 +13,7 @@ import signal
 import socket
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -20,6 +21,7 @@ from grpc_reflection.v1alpha import reflection
 
 from engine.engine import Engine
 from engine.errors import ConfigError
+from rpc import router
 from rpc.auth import ApiKeys, Authentication
 from rpc.calls import Calls
 from rpc.clock import Clock, MonotonicClock
@@ -29,6 +31,9 @@ from rpc.proto.engine.v1 import engine_pb2_grpc as pb_grpc
 from rpc.servicer import EngineServicer
 from rpc.tls import TlsFiles, server_credentials
 from rpc.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from rpc.router.servicer import RouterServicer
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +60,7 @@ class Server:
         )
         self._calls = Calls(clock)
         self._servicer = EngineServicer(engine, self._calls, clock)
+        self._router = _router_servicer(engine, self._calls, clock)
         self._watchdog = Watchdog(engine, options.watchdog_seconds, clock)
         self._health = health.aio.HealthServicer()
         self._server = grpc.aio.server(
@@ -73,7 +79,10 @@ class Server:
         """
         pb_grpc.add_EngineServicer_to_server(self._servicer, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        reflection.enable_server_reflection((SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+        names = [SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME]
+        if self._router is not None:
+            names.append(self._router.register(self._server))
+        reflection.enable_server_reflection(names, self._server)
         await self._set_serving(False)
         port = _bind(self._server, self._options, self._credentials)
         await self._server.start()
@@ -146,6 +155,8 @@ class Server:
         status = statuses.SERVING if is_serving else statuses.NOT_SERVING
         for service in (health.OVERALL_HEALTH, SERVICE_NAME):
             await self._health.set(service, status)
+        if self._router is not None:
+            self._router.set_serving(is_serving)
 
 
 def _bind(server: grpc.aio.Server, options: ServerOptions, credentials: grpc.ServerCredentials | None) -> int:
@@ -164,3 +175,12 @@ def _bind(server: grpc.aio.Server, options: ServerOptions, credentials: grpc.Ser
         raise OSError(f"cannot listen on {address}: {(error.strerror or str(error)).lower()}") from error
     except RuntimeError as error:
         raise OSError(f"cannot listen on {address}: {error}") from error
+
+
+def _router_servicer(engine: Engine, calls: Calls, clock: Clock) -> "RouterServicer | None":
+    """None without the extra `router`."""
+    if not router.is_installed():
+        return None
+    from rpc.router.servicer import RouterServicer
+
+    return RouterServicer(engine, calls, clock)

@@ -150,7 +150,7 @@ class EngineServicer(pb_grpc.EngineServicer):
     ) -> None:
         async with reported(context), within_deadline(context):
             profile = loaded(self._engine).stop_profile()
-            trace = await asyncio.to_thread(_trace_json, profile, request.max_iterations or PROFILE_ITERATIONS)
+            trace = await asyncio.to_thread(trace_json, profile, request.max_iterations or PROFILE_ITERATIONS)
             for start in range(0, len(trace), PROFILE_PIECE_BYTES):
                 await context.write(pb.StopProfileResponse(trace_json=trace[start : start + PROFILE_PIECE_BYTES]))
 
@@ -175,7 +175,7 @@ class EngineServicer(pb_grpc.EngineServicer):
             return pb.DetokenizeResponse(text=await serving(self._engine).detokenize(list(request.token_ids)))
 
 
-def _trace_json(profile: Profile, max_iterations: int) -> bytes:
+def trace_json(profile: Profile, max_iterations: int) -> bytes:
     """A Chrome trace of the latest iterations and of the calling tenant's requests."""
     iterations = profile.iterations[-max_iterations:]
     since = iterations[0].start if iterations else profile.started

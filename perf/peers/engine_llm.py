@@ -1,0 +1,27 @@
+"""This engine, offline API. Usage: engine_llm.py DTYPE FOLDER, with the interpreter it is installed in."""
+
+import sys
+from importlib.metadata import version
+
+from driver import serve
+
+from engine import LLM, SamplingParams
+
+
+def main(dtype: str, model: str) -> None:
+    kind = {"quantization": "int8"} if dtype == "int8" else {"dtype": dtype}
+
+    def generate(prompts: list[list[int]], max_tokens: list[int]) -> list[list[int]]:
+        results = llm.generate(
+            [{"prompt_token_ids": prompt} for prompt in prompts],
+            [SamplingParams(temperature=0, max_tokens=number, ignore_eos=True) for number in max_tokens],
+            use_tqdm=False,
+        )
+        return [list(result.outputs[0].token_ids) for result in results]
+
+    with LLM(model, device="cpu", max_model_len=2048, max_num_seqs=64, **kind) as llm:
+        serve(version("engine-llm"), generate)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
