@@ -46,9 +46,11 @@ DEVICE void synchronise() {
 template <int THREADS>
 DEVICE void load_tile(const Pages& pages, int start, int begin, int end, u32 stage) {
   constexpr int ROW_BYTES = KV_INT8 ? HEAD_DIM : 2 * HEAD_DIM;
-  constexpr int CHUNKS = ROW_BYTES / 16;
-  for (int i = threadIdx.x; i < TILE * CHUNKS; i += THREADS) {
-    const int row = i / CHUNKS, chunk = i % CHUNKS;
+  constexpr int CHUNKS = ROW_BYTES / 16, ALL = TILE * CHUNKS;
+#pragma unroll
+  for (int round = 0; round < (ALL + THREADS - 1) / THREADS; ++round) {  // unrolled: lookups of blocks are in flight together
+    const int i = threadIdx.x + round * THREADS, row = i / CHUNKS, chunk = i % CHUNKS;
+    if (ALL % THREADS != 0 && i >= ALL) break;
     const bool valid = start + row >= begin && start + row < end;
     const long long source = (valid ? pages.slot(start + row) : 0) * ROW_BYTES + 16 * chunk;
     const u32 target = stage + row * STORED_STRIDE + 16 * chunk;

@@ -29,9 +29,10 @@ constexpr int kWeightRowBytes = 128;
 // `Threads` threads take part, this one is number `thread`.
 template <int Rows, int Threads>
 DEVICE void copy_elements(u32 target, const element* source, int row, int rows, int column, int k, int thread) {
+  static_assert(Rows * 8 % Threads == 0, "a loop of known length, so that it is unrolled");
 #pragma unroll
-  for (int i = thread; i < Rows * 8; i += Threads) {
-    int r = i >> 3, chunk = i & 7, at = column + chunk * 8;
+  for (int round = 0; round < Rows * 8 / Threads; ++round) {
+    int i = thread + round * Threads, r = i >> 3, chunk = i & 7, at = column + chunk * 8;
     bool valid = row + r < rows && at < k;
     cp_async_16(target + element_offset(r, chunk), valid ? source + static_cast<size_t>(row + r) * k + at : source,
                 valid);
@@ -41,9 +42,10 @@ DEVICE void copy_elements(u32 target, const element* source, int row, int rows, 
 template <int Rows, int Threads>
 DEVICE void copy_weights(u32 target, const weight* source, int row, int rows, int column, int k, int thread) {
 #if WEIGHT_INT8
+  static_assert(Rows * 4 % Threads == 0, "a loop of known length, so that it is unrolled");
 #pragma unroll
-  for (int i = thread; i < Rows * 4; i += Threads) {
-    int r = i >> 2, chunk = i & 3, at = column + chunk * 16;
+  for (int round = 0; round < Rows * 4 / Threads; ++round) {
+    int i = thread + round * Threads, r = i >> 2, chunk = i & 3, at = column + chunk * 16;
     bool valid = row + r < rows && at < k;
     cp_async_16(target + int8_offset(r, chunk), valid ? source + static_cast<size_t>(row + r) * k + at : source, valid);
   }

@@ -39,13 +39,16 @@ gemm_v1_small(const element* a, const weight* w, const float* scales, const floa
     if (tile + STAGES - 1 < count) copy(tile + STAGES - 1);
     cp_async_commit();
     const int stage = tile % STAGES * kStage;
+    u32 fragments_a[kTileK / 16][4], fragments_b[kTileK / 16][4];
 #pragma unroll
     for (int step = 0; step < kTileK / 16; ++step) {
-      u32 fragment_a[4], fragment_b[4];
-      load_a(fragment_a, ring_address + stage, 0, step, lane);
-      load_b(fragment_b, ring + stage + kATile, 0, step, lane);
-      mma_16816(sums[0], fragment_a, fragment_b[0], fragment_b[1]);
-      mma_16816(sums[1], fragment_a, fragment_b[2], fragment_b[3]);
+      load_a(fragments_a[step], ring_address + stage, 0, step, lane);
+      load_b(fragments_b[step], ring + stage + kATile, 0, step, lane);
+    }
+#pragma unroll
+    for (int step = 0; step < kTileK / 16; ++step) {
+      mma_16816(sums[0], fragments_a[step], fragments_b[step][0], fragments_b[step][1]);
+      mma_16816(sums[1], fragments_a[step], fragments_b[step][2], fragments_b[step][3]);
     }
   }
 

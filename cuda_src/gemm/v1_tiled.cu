@@ -36,20 +36,28 @@ gemm_v1_tiled(const element* a, const weight* w, const float* scales, const floa
     __syncthreads();  // this tile has arrived, and the stage refilled below has been read by every warp
     if (tile + STAGES - 1 < tiles) copy(tile + STAGES - 1);
     cp_async_commit();
-    const int stage = tile % STAGES * kStage;
+    // The next step's fragments are on their way while this one's are multiplied.
+    u32 fragments_a[2][kM16][4], fragments_b[2][kN8 / 2][4];
+    auto load = [&](int step) {
+      const int stage = tile % STAGES * kStage;
+#pragma unroll
+      for (int i = 0; i < kM16; ++i)
+        load_a(fragments_a[step % 2][i], shared_base + stage, warp_row + i * 16, step, lane);
+#pragma unroll
+      for (int j = 0; j < kN8 / 2; ++j)
+        load_b(fragments_b[step % 2][j], shared + stage + kATile, warp_column + j * 16, step, lane);
+    };
+    load(0);
 #pragma unroll
     for (int step = 0; step < kTileK / 16; ++step) {
-      u32 fragment_a[kM16][4];
-#pragma unroll
-      for (int i = 0; i < kM16; ++i) load_a(fragment_a[i], shared_base + stage, warp_row + i * 16, step, lane);
+      if (step + 1 < kTileK / 16) load(step + 1);
 #pragma unroll
       for (int j = 0; j < kN8; j += 2) {
-        u32 fragment_b[4];
-        load_b(fragment_b, shared + stage + kATile, warp_column + j * 8, step, lane);
+        const u32* fragment_b = fragments_b[step % 2][j / 2];
 #pragma unroll
         for (int i = 0; i < kM16; ++i) {
-          mma_16816(chain[i][j], fragment_a[i], fragment_b[0], fragment_b[1]);
-          mma_16816(chain[i][j + 1], fragment_a[i], fragment_b[2], fragment_b[3]);
+          mma_16816(chain[i][j], fragments_a[step % 2][i], fragment_b[0], fragment_b[1]);
+          mma_16816(chain[i][j + 1], fragments_a[step % 2][i], fragment_b[2], fragment_b[3]);
         }
       }
     }

@@ -12,6 +12,38 @@ struct Histogram {
   u32 count;  // of tokens in it
 };
 
+// A thread's sums of four bins on their way to the histogram: the first digit is the exponent, which few bins share
+// almost all tokens of, so that every lane would wait for every other to add to the same word.
+struct Bins {
+  u64 weights[4] = {};
+  u32 counts[4] = {}, digits[4] = {};
+
+  DEVICE void add(Histogram& h, u32 digit, u64 weight) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (digit % 4 != i) continue;
+      if (digit != digits[i]) {
+        flush(h, i);
+        digits[i] = digit;
+      }
+      weights[i] += weight;
+      counts[i] += 1;
+    }
+  }
+
+  DEVICE void flush(Histogram& h, int i) {
+    if (counts[i] == 0) return;
+    atomicAdd(&h.weights[digits[i]], weights[i]);
+    atomicAdd(&h.counts[digits[i]], counts[i]);
+    weights[i] = counts[i] = 0;
+  }
+
+  DEVICE void flush(Histogram& h) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) flush(h, i);
+  }
+};
+
 // Lanes of the first warp find the bin in which the running sum reaches the target.
 template <class Target>
 DEVICE void choose_bin(Histogram& h, u64 left, Target target, bool first) {
@@ -47,17 +79,17 @@ DEVICE u64 select(const float* values, int vocab, u64 limit, Histogram& h, Rank 
   for (int shift = 48; shift >= 0; shift -= 8) {
     for (int i = threadIdx.x; i < 256; i += blockDim.x) h.weights[i] = h.counts[i] = 0;
     __syncthreads();
+    Bins bins;
     for (int quad = threadIdx.x; quad < (vocab + 3) / 4; quad += blockDim.x) {
       const Quad x = load_quad(values, quad, vocab);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const u64 r = rank(quad * 4 + i, x.v[i]);
-        if (quad * 4 + i < vocab && r <= limit && r >> (shift + 8) == prefix) {
-          atomicAdd(&h.weights[r >> shift & 255], weight(x.v[i]));
-          atomicAdd(&h.counts[r >> shift & 255], 1u);
-        }
+        if (quad * 4 + i < vocab && r <= limit && r >> (shift + 8) == prefix)
+          bins.add(h, r >> shift & 255, weight(x.v[i]));
       }
     }
+    bins.flush(h);
     __syncthreads();
     if (threadIdx.x < 32) choose_bin(h, left, target, shift == 48);
     __syncthreads();

@@ -4,7 +4,8 @@
     2. each family's kernels against float64
     3. a row's bits wherever it lies
     4. golden models through the whole executor
-    5. timings
+    5. the whole engine: golden ids, company, a second engine in one process
+    6. timings of kernels, then of the engine on random weights
 
 Prints a line per case and writes everything as JSON. Exit code 1 if any check failed.
 """
@@ -25,6 +26,7 @@ from engine.devices.cuda.discovery import find_gpu
 from engine.devices.cuda.registry import KernelRegistry
 from engine.errors import EngineError
 from perf.gpu.card import CardRegistry
+from perf.gpu.engine import ENGINE_CHECKS, GEOMETRIES, speed
 from perf.gpu.golden import NAMES, check_golden
 from perf.gpu.invariance import INVARIANCE
 from perf.gpu.kernels import CHECKS, DTYPES
@@ -40,13 +42,15 @@ def main() -> None:
         find_gpu()
     except EngineError as error:
         sys.exit(f"perf/gpu/check.sh: {error}")
-    report: dict[str, Any] = {"machine": _machine(), "date": time.strftime("%Y-%m-%d"), "checks": [], "failed": []}
+    report: dict[str, Any] = {"machine": _machine(), "date": time.strftime("%Y-%m-%d"), "commit": options.commit}
+    report |= {"checks": [], "failed": []}
     arch = options.arch or f"sm_{report['machine']['compute_capability']}"
     for name, cases in _phases(arch, options.prompts):
         if re.search(options.only, name):
             _run(name, cases, report)
     if not options.no_timings:
         _time(arch, report)
+        _time_engine(report)
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(report, indent=2) + "\n")
     print(f"{len(report['failed'])} of {len(report['checks'])} checks failed; {options.output} has the report")
@@ -56,6 +60,7 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Check the CUDA device on this machine's GPU.")
     parser.add_argument("--output", type=Path, default=Path("perf/results/gpu.json"))
+    parser.add_argument("--commit", default="", help="to be recorded")
     parser.add_argument("--arch", help="compile for this instead of the GPU's own architecture")
     parser.add_argument("--prompts", type=int, default=7, help="of each golden model")
     parser.add_argument("--only", default="", metavar="PATTERN", help="phases whose name has this regular expression")
@@ -71,6 +76,8 @@ def _phases(arch: str, prompts: int) -> Iterator[tuple[str, Callable[[], Cases]]
             yield f"{check.__name__} {dtype}", lambda check=check, dtype=dtype: check(card, dtype)  # type: ignore[misc]
     for name in NAMES:
         yield f"golden {name}", lambda name=name: check_golden(KernelRegistry(arch), name, prompts)  # type: ignore[misc]
+    for name, engine_check in ENGINE_CHECKS.items():
+        yield f"engine {name}", engine_check
 
 
 def _run(name: str, cases: Callable[[], Cases], report: dict[str, Any]) -> None:
@@ -80,7 +87,7 @@ def _run(name: str, cases: Callable[[], Cases], report: dict[str, Any]) -> None:
         results = list(cases())
     except Exception as error:
         results = [(f"{type(error).__name__}: {error}", np.inf)]
-    for case, share in results:
+    for case, share in ((case, float(share)) for case, share in results):
         failed = not share <= 1
         report["checks"].append(
             {"phase": name, "case": case, "error": None if failed and not share < np.inf else share}
@@ -101,6 +108,16 @@ def _time(arch: str, report: dict[str, Any]) -> None:
             )
     except Exception as error:
         report["failed"].append(f"timings: {type(error).__name__}: {error}")
+
+
+def _time_engine(report: dict[str, Any]) -> None:
+    report["engine"] = {}
+    for name in GEOMETRIES:
+        try:
+            report["engine"][name] = speed(name)
+            print(json.dumps({name: report["engine"][name]}, indent=1), flush=True)
+        except Exception as error:
+            report["failed"].append(f"engine {name}: {type(error).__name__}: {error}")
 
 
 def _check_ptx(arch: str) -> Cases:

@@ -1,18 +1,13 @@
-"""The whole engine on this machine's GPU: golden ids, company, a second engine, and speed on random weights.
-
-    python -m perf.gpu.engine golden | company | again      checks
-    python -m perf.gpu.engine smollm2 | llama3              speed at the geometry of SmolLM2-135M or Llama-3-8B
+"""The whole engine on the card: golden ids, company, a second engine; and speed at the geometries of known models.
 
 Weights of the timed models are random (their ids make no sense) and views of one short array, so that 16 GB of them
 are there at once. TTFT is of a prompt that no cache holds, alone; throughput is of steps in which every row decodes.
 """
 
-import argparse
 import asyncio
 import json
 import random
 import statistics
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -53,35 +48,6 @@ GEOMETRIES = {
 }  # fmt: skip
 
 Cases = Iterator[tuple[str, float]]
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="The whole engine on this machine's GPU.")
-    parser.add_argument("names", nargs="+", choices=(*CHECKS, *GEOMETRIES))
-    parser.add_argument("--output", type=Path, help="JSON of what was found")
-    options = parser.parse_args()
-    report: dict[str, Any] = {"checks": [], "failed": [], "speed": {}}
-    for name in options.names:
-        try:
-            if name in CHECKS:
-                _check(name, report)
-            else:
-                report["speed"][name] = speed(name)
-                print(json.dumps({name: report["speed"][name]}, indent=1), flush=True)
-        except Exception as error:
-            report["failed"].append(f"{name}: {type(error).__name__}: {error}")
-            print(f"FAILED {report['failed'][-1]}", flush=True)
-        if options.output:
-            options.output.write_text(json.dumps(report, indent=2) + "\n")
-    sys.exit(1 if report["failed"] else 0)
-
-
-def _check(name: str, report: dict[str, Any]) -> None:
-    for case, share in CHECKS[name]():
-        report["checks"].append({"phase": name, "case": case, "error": share if share < np.inf else None})
-        if not share <= 1:
-            report["failed"].append(f"{name}: {case}")
-        print(f"{'ok' if share <= 1 else 'FAILED':>6} {share:8.3f} of its bound  engine {name}: {case}", flush=True)
 
 
 def check_golden_ids() -> Cases:
@@ -126,7 +92,7 @@ def check_again() -> Cases:
     yield f"{blocks[0]} KV blocks, then {blocks[1]}", 0.0 if blocks[1] > 0.9 * blocks[0] else 2.0
 
 
-CHECKS: dict[str, Callable[[], Cases]] = {
+ENGINE_CHECKS: dict[str, Callable[[], Cases]] = {
     "golden": check_golden_ids, "company": check_company, "again": check_again,
 }  # fmt: skip
 
@@ -222,7 +188,3 @@ class SlidingWeights:
         if len(shape) == 1:
             return np.ones(shape, ml_dtypes.bfloat16)
         return np.lib.stride_tricks.as_strided(self._values, shape, (128, 2), writeable=False)
-
-
-if __name__ == "__main__":
-    main()

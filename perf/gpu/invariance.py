@@ -23,7 +23,7 @@ from tests.cuda.paged import Batch, Config, make_batch
 
 
 def check_gemm_rows(registry: KernelRegistry, dtype: str) -> Iterator[tuple[str, float]]:
-    """Rows alone, among few, at every place of 64 and of 128, in two orders."""
+    """Rows alone, among few, at every place of every tile, in two orders."""
     rng, rows = np.random.default_rng(5), 130
     for n, k, int8 in ((200, 576, False), (64, 4096, False), (200, 1536, True)):
         x = rng.standard_normal((rows, k)).astype(DTYPES[dtype])
@@ -37,8 +37,9 @@ def check_gemm_rows(registry: KernelRegistry, dtype: str) -> Iterator[tuple[str,
             return out
 
         whole, name = product(x), f"gemm {n}x{k}{' int8' if int8 else ''}"
-        with mock.patch.object(gemm, "_FULL_GPU", 1):
-            yield f"{name}: tiles of 128", _differing(product(x), whole)
+        for tile in gemm._TILES:
+            with mock.patch.object(gemm, "_TILES", (tile,)):
+                yield f"{name}: tile {tile['TILE_M']} x {tile['TILE_N']}", _differing(product(x), whole)
         order = rng.permutation(rows)
         yield f"{name}: another order", _differing(product(x[order]), whole[order])
         few = np.concatenate([product(x[first : first + 16].copy()) for first in range(0, rows, 16)])

@@ -30,7 +30,7 @@ def timings(registry: KernelRegistry) -> Iterator[dict[str, Any]]:
 
     stream = cupy.cuda.Stream(non_blocking=True)
     yield _copy(stream)
-    yield _host_launch(registry, stream)
+    yield from _host_launches(registry, stream)
     yield from _products(registry, stream)
     yield from _attention(registry, stream)
     for rows in (1, 2048):
@@ -50,20 +50,25 @@ def _copy(stream: Any) -> dict[str, Any]:
     return _record("copy of 2 GiB", launch, stream, nbytes=2 * source.nbytes)
 
 
-def _host_launch(registry: KernelRegistry, stream: Any) -> dict[str, Any]:
-    """What a launch costs the host: of the smallest product, 200 in a row."""
+def _host_launches(registry: KernelRegistry, stream: Any) -> Iterator[dict[str, Any]]:
+    """What a launch costs the host, ours and cuBLAS's: of a small product, 200 in a row."""
     import cupy
 
     weight = LinearWeight(_random((64, 64), _BF16), None, None)
-    x, out = _random((1, 64), _BF16), cupy.empty((1, 64), _BF16)
-    times = []
-    for _ in range(11):
-        began = perf_counter()
-        for _ in range(200):
-            gemm.linear(registry, x, weight, out, 1, Epilogue.STORE, stream=stream)
-        times.append((perf_counter() - began) / 200 * 1e3)
-        stream.synchronize()
-    return {"name": "host time of a launch", "ms": float(np.median(times))}
+    x, out = _random((64, 64), _BF16), cupy.empty((64, 64), _BF16)
+    args = (x, weight, out, 64, Epilogue.STORE)
+    launches = {"a launch": partial(gemm.linear, registry, *args, stream=stream)}
+    if cublas.missing() is None:
+        launches["a cuBLAS product"] = partial(cublas.linear, *args, stream=stream)
+    for name, launch in launches.items():
+        times = []
+        for _ in range(11):
+            began = perf_counter()
+            for _ in range(200):
+                launch()
+            times.append((perf_counter() - began) / 200 * 1e3)
+            stream.synchronize()
+        yield {"name": f"host time of {name}", "ms": float(np.median(times))}
 
 
 _SHAPES = ((4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096), (960, 576), (49152, 576))

@@ -2,7 +2,6 @@
 
 import ctypes
 import sys
-from collections.abc import Iterator
 from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
@@ -117,21 +116,29 @@ def test_any_number_of_outputs(kernel: str, m: int, n: int) -> None:
         check(CpuRegistry(), make_case(m, n, k, "bfloat16", epilogue), epilogue, kernel)
 
 
-@pytest.fixture
-def large_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(gemm, "_FULL_GPU", 1)
-    yield
-
-
+@pytest.mark.parametrize("tile", gemm._TILES, ids=lambda tile: f"{tile['TILE_M']}x{tile['TILE_N']}")
 @pytest.mark.parametrize("dtype, epilogue, bias, int8", [CONFIGURATIONS[3], CONFIGURATIONS[6]])
-def test_large_tiles(large_tiles: None, dtype: str, epilogue: Epilogue, bias: bool, int8: bool) -> None:
+def test_every_tile(
+    monkeypatch: pytest.MonkeyPatch, tile: dict[str, int], dtype: str, epilogue: Epilogue, bias: bool, int8: bool
+) -> None:
+    monkeypatch.setattr(gemm, "_TILES", (tile,))
     for m, n, k in ((40, 144, 144), (150, 80, 80)):
-        assert gemm.plan(m, n, k, element_dtype(dtype), epilogue, bias=bias, int8=int8).block == (256,)
+        defines = gemm.plan(m, n, k, element_dtype(dtype), epilogue, bias=bias, int8=int8).defines
+        assert tile.items() <= defines.items()
         check(CpuRegistry(), make_case(m, n, k, dtype, epilogue, bias, int8), epilogue, TILED)
 
 
+def test_a_tile_fills_the_gpu_or_is_the_smallest() -> None:
+    def tile(rows: int, n: int) -> tuple[int, int]:
+        defines = gemm.plan(rows, n, 64, element_dtype("bfloat16"), Epilogue.STORE, bias=False, int8=False).defines
+        return defines["TILE_M"], defines["TILE_N"]
+
+    assert [tile(rows, 4096) for rows in (17, 64, 128, 512)] == [(64, 32), (64, 32), (64, 64), (128, 128)]
+    assert [tile(rows, 128_256) for rows in (17, 64, 65)] == [(64, 64), (64, 64), (128, 128)]
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("kernel, m, k", [(SMALL, 3, 1168), (TILED, 66, 336), (V0, 17, 35)])
+@pytest.mark.parametrize("kernel, m, k", [(SMALL, 3, 1168), (TILED, 66, 1168), (V0, 17, 35)])
 def test_any_schedule(kernel: str, m: int, k: int, schedule: Any) -> None:
     """Enough of K for every stage of a ring to be used twice; the race checker is on."""
     registry = CpuRegistry()
@@ -148,12 +155,14 @@ def test_other_architectures(arch: str) -> None:
 @pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize("k", [80, 576, 1616])
 def test_a_row_has_the_same_bits_in_every_batch(monkeypatch: pytest.MonkeyPatch, k: int, int8: bool) -> None:
-    """Alone, among 16, and by either tile: places of the row and shapes of tiles change nothing."""
+    """Alone, among 16, and by every tile: places of the row and shapes of tiles change nothing."""
     case = make_case(70, 80, k, "bfloat16", Epilogue.STORE_F32, True, int8)
     registry = CpuRegistry()
     whole = run(registry, case, Epilogue.STORE_F32, TILED)
-    monkeypatch.setattr(gemm, "_FULL_GPU", 1)
-    np.testing.assert_array_equal(run(registry, case, Epilogue.STORE_F32, TILED), whole)
+    for tile in gemm._TILES:
+        with monkeypatch.context() as context:
+            context.setattr(gemm, "_TILES", (tile,))
+            np.testing.assert_array_equal(run(registry, case, Epilogue.STORE_F32, TILED), whole)
     for rows in (slice(0, 1), slice(69, 70), slice(30, 46), slice(3, 10)):
         part = case._replace(x=case.x[rows].copy(), out=case.out[rows].copy())
         np.testing.assert_array_equal(run(registry, part, Epilogue.STORE_F32, SMALL), whole[rows])
@@ -250,10 +259,16 @@ def test_cublas_is_asked_for_the_same_product(monkeypatch: pytest.MonkeyPatch, d
     assert cublas.missing() is None
 
 
-def test_cublas_takes_many_rows_with_nothing_fused() -> None:
-    plain, biased = (SimpleNamespace(values=None, scales=None, bias=bias) for bias in (None, np.zeros(1)))
-    assert cublas.takes(plain, 256, Epilogue.ADD_F32)
-    assert not cublas.takes(plain, 255, Epilogue.ADD_F32)
-    assert not cublas.takes(plain, 256, Epilogue.SWIGLU)
-    assert not cublas.takes(biased, 256, Epilogue.STORE)
-    assert not cublas.takes(SimpleNamespace(values=None, scales=np.zeros(1), bias=None), 256, Epilogue.STORE)
+def test_cublas_takes_large_products_with_nothing_fused() -> None:
+    large, small = (np.broadcast_to(np.float16(0), (size, 4096)) for size in (4096, 2048))
+
+    def weight(values: NDArray[Any] = large, **fused: Any) -> SimpleNamespace:
+        return SimpleNamespace(**{"values": values, "scales": None, "bias": None} | fused)
+
+    assert cublas.takes(weight(), 256, Epilogue.ADD_F32)
+    assert not cublas.takes(weight(), 255, Epilogue.ADD_F32)
+    assert not cublas.takes(weight(small), 256, Epilogue.ADD_F32)
+    assert cublas.takes(weight(small), 512, Epilogue.ADD_F32)
+    assert not cublas.takes(weight(), 256, Epilogue.SWIGLU)
+    assert not cublas.takes(weight(bias=np.zeros(1)), 256, Epilogue.STORE)
+    assert not cublas.takes(weight(scales=np.zeros(1)), 256, Epilogue.STORE)

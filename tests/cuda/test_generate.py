@@ -55,6 +55,17 @@ async def test_chunks_prefix_hits_and_forks(reference: Run, progress: str, monke
     assert run.problems == []
 
 
+async def test_cublas(reference: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks go to cuBLAS, gates and ups with a kernel of their own for the activation; decoding does not."""
+    monkeypatch.setattr("engine.devices.cuda.ops.cublas.FROM_ROWS", 16)
+    monkeypatch.setattr("engine.devices.cuda.ops.cublas.FROM_WORK", 0)
+    with gpu(monkeypatch) as double:
+        run = await generate(LLAMA, WAVES, device="cuda")
+    assert_same_but_for_near_ties(reference, run, BOUND)
+    assert double.gemms > 0 and double.launches["silu_and_mul_v1"] > 0
+    assert run.problems == []
+
+
 async def test_int8_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both devices round a head with a scale of its own; rounding to int8 alone moves logits by up to 1.0 here."""
     expected = await generate(LLAMA, WAVES, device="cpu", kv_cache_dtype="int8")

@@ -20,7 +20,8 @@ Spec = tuple[tuple[int, ...], np.dtype[Any]]
 def buffer_specs(shape: CudaShape) -> dict[str, Spec]:
     """Name to shape and dtype.
 
-    residual: the residual stream. normed, qkv, queries, attended, activated: the steps of a layer in its order.
+    residual: the residual stream. normed, qkv, queries, attended, gate_up, activated: the steps of a layer in its
+    order; gate_up is cuBLAS's, other products make the activation themselves.
     partial_outputs, partial_softmax: of splits of keys. selected, selected_normed, logits, changed: of rows whose
     logits are wanted, a tile at a time. ids, token_rows, positions: of tokens. seq_lens: of entries.
     rope: cosines, then sines. identity: 0, 1, 2 ...
@@ -35,6 +36,7 @@ def buffer_specs(shape: CudaShape) -> dict[str, Spec]:
         "qkv": ((tokens, (heads + 2 * kv_heads) * size), element),
         "queries": ((tokens, heads * size), element),
         "attended": ((tokens, heads * size), element),
+        **({"gate_up": ((tokens, 2 * decoder.intermediate_size), element)} if shape.cublas else {}),
         "activated": ((tokens, decoder.intermediate_size), element),
         "partial_outputs": ((partials, heads, size), single),
         "partial_softmax": ((partials, heads, 2), single),
@@ -47,7 +49,7 @@ def buffer_specs(shape: CudaShape) -> dict[str, Spec]:
         "positions": ((tokens,), integer),
         "seq_lens": ((shape.max_num_seqs,), integer),
         "rope": ((shape.max_model_len, size), single),
-        "identity": ((rows,), integer),
+        "identity": ((max(rows, shape.max_num_seqs + 1),), integer),
     }
 
 

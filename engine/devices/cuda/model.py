@@ -8,12 +8,13 @@ Read next: `engine/devices/cuda/buffers.py`, `engine/devices/cuda/ops/`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from engine.devices.cuda.buffers import allocate, buffer_specs, pool_specs, rotary_rows
+from engine.devices.cuda.graphs import Graphs
 from engine.devices.cuda.ops import attention, cublas, gemm, kv, layers
 from engine.devices.cuda.ops.attention import AttentionPlan, Partials, Ragged, plan_attention
 from engine.devices.cuda.ops.gemm import Epilogue
@@ -59,10 +60,11 @@ class CudaModel:
             for slot, layer in enumerate(group.layers)
         }
         self.partials = Partials(self.buffers.partial_outputs, self.buffers.partial_softmax)
+        self._graphs = Graphs(stream)
         uploader = Uploader(stream)
         for rows in row_chunks(shape.max_model_len, 4 * shape.decoder.head_dim, 1):
             uploader.send(self.buffers.rope[rows], rotary_rows(shape, rows))
-        uploader.send(self.buffers.identity, np.arange(shape.head_rows))
+        uploader.send(self.buffers.identity, np.arange(len(self.buffers.identity)))
         uploader.finish()
 
     def body(self, num_tokens: Int32Array, seq_lens: Int32Array, query_start_loc: Any, entry_rows: Any) -> None:
@@ -71,8 +73,23 @@ class CudaModel:
         query_start_loc, entry_rows: as in `Ragged`.
         """
         plan = plan_attention(num_tokens, seq_lens, len(self.buffers.partial_outputs))
-        ragged = Ragged(query_start_loc, entry_rows, self.buffers.seq_lens)
-        hidden_states(_Launching(self, plan.tokens, plan, ragged), self.shape.decoder)
+        if plan.chunks or self._uses_cublas(plan.tokens):  # which cannot be recorded
+            ragged = Ragged(query_start_loc, entry_rows, self.buffers.seq_lens)
+            hidden_states(_Launching(self, plan.tokens, plan, ragged), self.shape.decoder)
+        else:
+            self._decode(plan)
+
+    def _uses_cublas(self, tokens: int) -> bool:
+        return self.shape.cublas and any(
+            cublas.takes(weight, tokens, Epilogue.STORE) for weight in self.parameters.linears.values()
+        )
+
+    def _decode(self, plan: AttentionPlan) -> None:
+        """Every entry is one token, so that entry i is token i: steps of one kind differ in what buffers hold alone."""
+        splits = 1 << (plan.splits - 1).bit_length()
+        ragged = Ragged(self.buffers.identity, self.buffers.token_rows, self.buffers.seq_lens)
+        ops = _Launching(self, plan.tokens, replace(plan, splits=splits), ragged)
+        self._graphs.run((plan.tokens, splits), lambda: hidden_states(ops, self.shape.decoder))
 
     def head(self, indices: Any, rows: int) -> Any:
         """f32 [head_rows, vocab], of which `rows` are the logits after the step's tokens at `indices`, i32 [rows]."""
@@ -159,7 +176,12 @@ class _Launching:
         return out
 
     def silu_and_mul(self, gate_up: _GateUp) -> Any:
-        return self._product(gate_up.x, gate_up.weight, self.model.buffers.activated, Epilogue.SWIGLU)
+        model, buffers, out = self.model, self.model.buffers, self.model.buffers.activated
+        if not self._cublas_takes(gate_up.weight, Epilogue.STORE):
+            return self._product(gate_up.x, gate_up.weight, out, Epilogue.SWIGLU)
+        both = self._product(gate_up.x, gate_up.weight, buffers.gate_up, Epilogue.STORE)
+        layers.silu_and_mul(model.registry, both, out, self.rows, interleaved=True, stream=model.stream)
+        return out
 
     def select_rows(self, x: Any) -> Any:
         model, out = self.model, self.model.buffers.selected
@@ -168,8 +190,11 @@ class _Launching:
 
     def _product(self, x: Any, weight: LinearWeight, out: Any, epilogue: Epilogue) -> Any:
         model = self.model
-        if model.shape.cublas and cublas.takes(weight, self.rows, epilogue):
+        if self._cublas_takes(weight, epilogue):
             cublas.linear(x, weight, out, self.rows, epilogue, stream=model.stream)
         else:
             gemm.linear(model.registry, x, weight, out, self.rows, epilogue, stream=model.stream)
         return out
+
+    def _cublas_takes(self, weight: LinearWeight, epilogue: Epilogue) -> bool:
+        return self.model.shape.cublas and cublas.takes(weight, self.rows, epilogue)

@@ -101,18 +101,18 @@ class KernelRegistry:
         self._sources = sources
         self._folders = cubin_folders() if folders is None else folders
         self._modules: dict[Variant, Any] = {}
-        self._kernels: dict[tuple[Variant, str], Kernel] = {}
+        self._kernels: dict[tuple[Any, ...], Kernel] = {}
 
     def get(self, source: str, name: str, defines: Mapping[str, int] | None = None) -> Kernel:
         """The kernel `name` of `source` under `defines`.
 
         Raises ConfigError when it is compiled nowhere and NVRTC is missing, DeviceFault when it does not compile.
         """
-        variant = Variant.of(source, defines or {})
-        kernel = self._kernels.get((variant, name))
+        key = (source, name, *(defines or {}).items())  # of every launch: cheaper than a Variant
+        kernel = self._kernels.get(key)
         if kernel is None:
-            kernel = Kernel(name, self._module(variant).get_function(name))
-            self._kernels[variant, name] = kernel
+            kernel = Kernel(name, self._module(Variant.of(source, defines or {})).get_function(name))
+            self._kernels[key] = kernel
         return kernel
 
     def load(self, variants: Iterable[Variant]) -> None:

@@ -54,7 +54,10 @@ def converted(w: FunctionWriter, value: str, source: str, target: str, rounding:
         return f"to_bf16({value})"
     if target in ("f16", "bf16"):
         return f"to_{target}({value}, {mode})"
-    return f"to_f32({value}, {mode})" if target == "f32" else f"static_cast<f64>({value})"
+    if target != "f32":
+        return f"static_cast<f64>({value})"
+    single = f"to_f32({value}, {mode})"
+    return f"canonical({single})" if source == "f16" else single
 
 
 def convert_pair(w: FunctionWriter, ins: Instruction, m: Modifiers, target: str, source: str) -> str:

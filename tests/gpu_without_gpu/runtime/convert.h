@@ -92,6 +92,7 @@ inline f32 to_f32(f64 x, Round mode) {
   if (mode == Round::rn || is_nan(x)) return static_cast<f32>(x);
   return bit_cast<f32>(round_to(x, kF32, mode, false));
 }
+inline f32 canonical(f32 x) { return is_nan(x) ? bit_cast<f32>(0x7fffffffu) : x; }  // cvt.f32.f16 on an H200
 template <class From> inline f32 integer_to_f32(From x, Round mode) {
   if (mode == Round::rn) return static_cast<f32>(x);
   if (sizeof(From) < 8) return to_f32(static_cast<f64>(x), mode);

@@ -2,7 +2,7 @@
 
     K not a multiple of 8 (int8: 16)        v0
     rows <= 16                              v1 small     reads W once
-    else                                    v1 tiled     64 x 64, or 128 x 128 where that fills a GPU
+    else                                    v1 tiled     128 x 128 or 64 x 64 where that fills a GPU, else 64 x 32
     many rows, not batch invariant          cuBLAS       where it is installed, if nothing is fused to the product
 
 Bits of an output depend on its row of x, its row of W and K: both versions 1 cut K at the same places, by K alone, and
@@ -22,12 +22,12 @@ from engine.devices.cuda.registry import KernelRegistry, Variant
 
 _V0, _SMALL, _TILED = "gemm/v0.cu", "gemm/v1_small.cu", "gemm/v1_tiled.cu"
 
-_STAGES = 3
-"""96 KiB of shared memory in the larger tile and in the small version: what sm_86, sm_89 and sm_120 have to give."""
+_SMALL_STAGES = 3
+"""96 KiB of shared memory, as in every tile below: what sm_86, sm_89 and sm_120 have to give."""
 
 _SMALL_ROWS = 16
 _FULL_GPU = 128
-"""Blocks of 128 x 128 from which the larger tile is taken; about the multiprocessors of a large GPU."""
+"""Blocks from which a tile is taken before a smaller one; about the multiprocessors of a large GPU."""
 
 _NULL = np.uint64(0)
 
@@ -92,13 +92,22 @@ def plan(rows: int, n: int, k: int, dtype: np.dtype[Any], epilogue: Epilogue, *,
         return Launch(_V0, "gemm_v0", defines, (-(-n // 16), -(-rows // 16)), (16, 16), 0)
     weight_row = 64 if int8 else 128
     if rows <= _SMALL_ROWS:
-        shared_mem = 8 * _STAGES * 16 * (128 + weight_row)
-        return Launch(_SMALL, "gemm_v1_small", defines | {"STAGES": _STAGES}, (-(-n // 16), 1), (256,), shared_mem)
-    tile = 128 if -(-rows // 128) * -(-n // 128) >= _FULL_GPU else 64
-    defines |= _TILES[tile]
-    threads = 32 * defines["WARPS_M"] * defines["WARPS_N"]
-    shared_mem = _STAGES * tile * (128 + weight_row)
-    return Launch(_TILED, "gemm_v1_tiled", defines, (-(-rows // tile), -(-n // tile)), (threads,), shared_mem)
+        shared_mem = 8 * _SMALL_STAGES * 16 * (128 + weight_row)
+        defines |= {"STAGES": _SMALL_STAGES}
+        return Launch(_SMALL, "gemm_v1_small", defines, (-(-n // 16), 1), (256,), shared_mem)
+    tile, grid = _tile(rows, n)
+    threads = 32 * tile["WARPS_M"] * tile["WARPS_N"]
+    shared_mem = tile["STAGES"] * (tile["TILE_M"] * 128 + tile["TILE_N"] * weight_row)
+    return Launch(_TILED, "gemm_v1_tiled", defines | tile, grid, (threads,), shared_mem)
+
+
+def _tile(rows: int, n: int) -> tuple[dict[str, int], tuple[int, int]]:
+    """The largest tile that is not half empty and whose blocks fill a GPU, else the smallest; and its blocks."""
+    for tile in _TILES:
+        grid = -(-rows // tile["TILE_M"]), -(-n // tile["TILE_N"])
+        if rows > tile["TILE_M"] - 64 and grid[0] * grid[1] >= _FULL_GPU:
+            break
+    return tile, grid
 
 
 def variants(dtype: np.dtype[Any], products: Iterable[tuple[int, Epilogue, bool, bool]]) -> Iterator[Variant]:
@@ -119,15 +128,17 @@ def all_variants() -> Iterator[Variant]:
         yield from _fast_variants(defines)
 
 
-_TILES = {
-    64: {"TILE_M": 64, "TILE_N": 64, "WARPS_M": 2, "WARPS_N": 2, "STAGES": _STAGES},
-    128: {"TILE_M": 128, "TILE_N": 128, "WARPS_M": 2, "WARPS_N": 4, "STAGES": _STAGES},
-}
+_TILES = (
+    {"TILE_M": 128, "TILE_N": 128, "WARPS_M": 2, "WARPS_N": 4, "STAGES": 3},
+    {"TILE_M": 64, "TILE_N": 64, "WARPS_M": 2, "WARPS_N": 2, "STAGES": 6},
+    {"TILE_M": 64, "TILE_N": 32, "WARPS_M": 4, "WARPS_N": 1, "STAGES": 8},
+)
+"""Fewer blocks need more stages, so that as many bytes are on their way: the best of 17 measured on an H200."""
 
 
 def _fast_variants(defines: dict[str, int]) -> Iterator[Variant]:
-    yield Variant.of(_SMALL, defines | {"STAGES": _STAGES})
-    for tile in _TILES.values():
+    yield Variant.of(_SMALL, defines | {"STAGES": _SMALL_STAGES})
+    for tile in _TILES:
         yield Variant.of(_TILED, defines | tile)
 
 
