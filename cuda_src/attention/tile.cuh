@@ -8,7 +8,7 @@
 // does not see are masked by selection, and keys that no row of the block sees are zero in shared memory and are
 // never read from the pages: what an unused slot holds cannot matter, not even a NaN.
 // This takes for granted that mma computes a row alike wherever it lies, and that products with 0 change no sum but
-// the sign of a zero: true of the executor, to be confirmed on each GPU.
+// the sign of a zero: true of the executor and of an H200; perf/gpu/invariance.py asks any other.
 // Shared rows are padded by 16 bytes: HEAD_DIM / 8 + 1 chunks is odd, so 8 rows of an ldmatrix hit 8 bank groups.
 #pragma once
 #include "attention/softmax.cuh"

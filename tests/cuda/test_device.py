@@ -187,7 +187,7 @@ def test_memory_facts_are_what_is_allocated(monkeypatch: pytest.MonkeyPatch) -> 
         assert facts.available == int(0.9 * (1 << 30))
         ledger = plan_memory(config, facts, 512)
         assert ledger.num_blocks == 8 * 8  # every row at its longest; the memory would hold more
-        kept = executor(num_blocks=ledger.num_blocks)
+        kept = executor(num_blocks=ledger.num_blocks, cublas=True)
         counted = facts.weights + facts.workspace + ledger.kv_bytes
         slots = 8 * 4 * (16 * 8 + 4 * 64 + 1024) + 4 * 4096  # four slots' words and results, the arena of rules
         assert counted <= double.used <= counted + slots + 512 * 80  # the pool rounds up

@@ -37,6 +37,13 @@ def test_recorded_answers_are_the_executors(answers: ptx.Arrays) -> None:
     assert ptx.differences(answers, recorded) == []
 
 
+def test_a_nan_is_the_one_that_a_card_makes() -> None:
+    """cvt.f32.f16 on an H200; what the executor said before came from the host."""
+    values = np.load(ptx.RECORDED)["from_f16"]
+    nans = values.view(np.uint32)[np.isnan(values)]
+    assert len(nans) > 10 and set(nans.tolist()) == {0x7FFFFFFF}
+
+
 @pytest.mark.parametrize("name", [*ptx.EXACT, "ex2", "mma_bf16", "mma_f16"])
 def test_a_wrong_answer_is_reported(answers: ptx.Arrays, name: str) -> None:
     wrong = answers[name].copy()
