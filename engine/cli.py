@@ -152,6 +152,9 @@ async def _serve(config: EngineConfig, options: ServerOptions) -> None:
         server = Server(engine, options)
         port = await server.start()
         click.echo(f"listening on {options.host}:{port}")
+        if server.http_port is not None:
+            scheme = "http" if options.ssl_certfile is None else "https"
+            click.echo(f"http on {scheme}://{options.host}:{server.http_port}")
         if options.metrics_port is not None:
             click.echo(f"metrics on http://{options.host}:{metrics.port}/metrics")
         await server.run()

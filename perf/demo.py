@@ -28,13 +28,14 @@ START_SECONDS = 120.0
 @click.argument("question", default=QUESTION)
 @click.option("--serve", is_flag=True, help="Serve until a signal, ask nothing.")
 @click.option("--port", default=50051, show_default=True, help="Port of --serve.")
+@click.option("--http-port", default=8000, show_default=True, help="Port of the HTTP interface of --serve.")
 @click.option("--max-tokens", default=128, show_default=True, help="Longest answer.")
-def main(question: str, serve: bool, port: int, max_tokens: int) -> None:
+def main(question: str, serve: bool, port: int, http_port: int, max_tokens: int) -> None:
     """Stream the demo model's answer to QUESTION."""
     try:
         model = demo_checkpoint()
         if serve:
-            command = serve_command(model, port)
+            command = [*serve_command(model, port), "--http-port", str(http_port)]
             os.execv(command[0], command)
         asyncio.run(run(model, question, max_tokens))
     except grpc.aio.AioRpcError as error:

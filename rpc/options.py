@@ -1,7 +1,8 @@
-"""ServerOptions: settings of the gRPC server; `engine serve` derives its flags from the fields."""
+"""ServerOptions: settings of the server; `engine serve` derives its flags from the fields."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import combinations
+from typing import Any, Literal
 
 from engine.errors import ConfigError
 
@@ -19,6 +20,17 @@ class ServerOptions:
     port: int = _setting(50051, "Port to listen on; 0 takes a free one. The port taken is printed.", min=0, max=65535)
     metrics_port: int | None = _setting(
         None, "Port of the Prometheus metrics, on the same host; off if unset, 0 takes a free one.", min=0, max=65535
+    )
+    http_port: int | None = _setting(
+        None, "Port of the OpenAI-compatible HTTP interface, on the same host; off if unset, 0 takes a free one.",
+        min=0, max=65535,
+    )  # fmt: skip
+    allowed_origins: str | None = _setting(
+        None, "Origins, separated by commas, whose pages may call over HTTP; * is any, none if unset."
+    )
+    enable_auto_tool_choice: bool = _setting(True, "HTTP: let the model decide whether it calls a tool.")
+    tool_call_parser: Literal["auto", "hermes", "llama3_json"] = _setting(
+        "auto", "HTTP: how the model writes tool calls; auto is what its chat template shows."
     )
     grace: float = _setting(30.0, "Seconds that live streams have to finish at shutdown.", min=0)
     max_message_bytes: int = _setting(64 << 20, "Longest request message.", min=1024, max=(1 << 31) - 1)
@@ -53,8 +65,10 @@ class ServerOptions:
             raise ConfigError("ssl_cert_reqs: 2 needs ssl_ca_certs, to check the certificates against")
         if (self.ssl_cert_reqs or self.ssl_ca_certs) and self.ssl_certfile is None:
             raise ConfigError("ssl_ca_certs, ssl_cert_reqs: need ssl_certfile and ssl_keyfile, to turn TLS on")
-        if self.metrics_port and self.metrics_port == self.port:
-            raise ConfigError(f"metrics_port: {self.metrics_port} is the gRPC port; the two need ports of their own")
+        ports = {"port": self.port, "metrics_port": self.metrics_port, "http_port": self.http_port}
+        for (name, port), (other, same) in combinations(ports.items(), 2):
+            if port and port == same:
+                raise ConfigError(f"{name}, {other}: both are {port}, but each needs a port of its own")
 
     def channel_arguments(self) -> list[tuple[str, int]]:
         """Arguments of the grpc server."""

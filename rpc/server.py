@@ -1,8 +1,8 @@
-"""Server: one engine behind grpc.aio, from the bound port to the last status.
+"""Server: one engine behind grpc.aio and, with an `http_port`, HTTP; from the bound ports to the last status.
 
 Lifetime: bind -> NOT_SERVING while the engine loads -> SERVING -> a signal -> NOT_SERVING, new calls
 answer UNAVAILABLE, live streams get the grace time -> the rest ends with a status -> stopped.
-The port stays open while draining, so that a health check sees NOT_SERVING rather than a refused
+The ports stay open while draining, so that a health check sees NOT_SERVING rather than a refused
 connection. Health is also NOT_SERVING while the watchdog finds that the engine stands still.
 Read next: `rpc/servicer.py`; `docs/rpc.md` has the contract.
 """
@@ -33,6 +33,7 @@ from rpc.tls import TlsFiles, server_credentials
 from rpc.watchdog import Watchdog
 
 if TYPE_CHECKING:
+    from rpc.http.server import HttpServer
     from rpc.router.servicer import RouterServicer
 
 logger = logging.getLogger(__name__)
@@ -46,7 +47,10 @@ FLUSH_SECONDS = 1.0
 class Server:
     """Serves one engine. `await start()`, then `await run()`; `stop()` is what a signal calls.
 
-    Raises ConfigError when the API keys or the TLS files cannot be used.
+    Raises ConfigError when the API keys or the TLS files cannot be used, or an extra is missing.
+
+    Attributes:
+        http_port: the port taken for HTTP, None without one.
     """
 
     def __init__(self, engine: Engine, options: ServerOptions, clock: Clock | None = None) -> None:
@@ -63,6 +67,9 @@ class Server:
         self._router = _router_servicer(engine, self._calls, clock)
         self._watchdog = Watchdog(engine, options.watchdog_seconds, clock)
         self._health = health.aio.HealthServicer()
+        self._is_serving = False
+        self._http = self._http_server()
+        self.http_port: int | None = None
         self._server = grpc.aio.server(
             interceptors=[Authentication(self._keys)] if self._keys else (), options=options.channel_arguments()
         )
@@ -72,10 +79,23 @@ class Server:
         self._stop_asked = asyncio.Event()
         self._scope: asyncio.Timeout | None = None
 
+    def _http_server(self) -> "HttpServer | None":
+        if self._options.http_port is None:
+            return None
+        try:
+            from rpc.http.server import HttpServer
+            from rpc.http.service import Service
+        except ModuleNotFoundError as error:
+            raise ConfigError(f"http_port: needs the extra http, pip install 'engine-llm[http]' ({error})") from error
+        service = Service(
+            self._engine, self._options, self._calls, keys=self._keys, is_serving=lambda: self._is_serving
+        )
+        return HttpServer(service, flush_seconds=FLUSH_SECONDS)
+
     async def start(self) -> int:
         """Listen, not serving yet, and handle signals until `run` ends.
 
-        Returns the port. Raises OSError when it cannot be bound.
+        Returns the gRPC port. Raises OSError when a port cannot be bound.
         """
         pb_grpc.add_EngineServicer_to_server(self._servicer, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -85,6 +105,8 @@ class Server:
         reflection.enable_server_reflection(names, self._server)
         await self._set_serving(False)
         port = _bind(self._server, self._options, self._credentials)
+        if self._http is not None:
+            self.http_port = self._http.start()
         await self._server.start()
         for number, handler in self._signals.items():
             asyncio.get_running_loop().add_signal_handler(number, handler)
@@ -103,7 +125,10 @@ class Server:
         finally:
             self._scope = None
             await self._set_serving(False)
-            await self._server.stop(0 if scope.expired() else FLUSH_SECONDS)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._server.stop(0 if scope.expired() else FLUSH_SECONDS))
+                if self._http is not None:
+                    group.create_task(self._http.stop(at_once=scope.expired()))
             for number in self._signals:
                 asyncio.get_running_loop().remove_signal_handler(number)
 
@@ -151,6 +176,7 @@ class Server:
                 await self._calls.wait_idle()
 
     async def _set_serving(self, is_serving: bool) -> None:
+        self._is_serving = is_serving
         statuses = health_pb2.HealthCheckResponse
         status = statuses.SERVING if is_serving else statuses.NOT_SERVING
         for service in (health.OVERALL_HEALTH, SERVICE_NAME):

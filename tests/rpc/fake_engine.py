@@ -9,11 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 
+from prometheus_client import CollectorRegistry
+
 from engine.errors import EngineError, EngineStopped, InvalidRequest
 from engine.request import Delta, SamplingParams
 from engine.stats import EngineStats, TenantStats
 from engine.stream import OutputChannel, OutputStream
 from engine.trace import IterationRecord, Profile, RequestRecord
+from loader.checkpoint import GenerationConfig
 
 INFO = SimpleNamespace(
     model="/models/tiny", served_model_name="tiny", architecture="LlamaForCausalLM", max_model_len=2048,
@@ -68,6 +71,12 @@ class FakeEngine:
     def __init__(self, config: object = None) -> None:
         self.state = "starting"
         self.info = INFO
+        self.checkpoint = SimpleNamespace(
+            generation=GenerationConfig(eos_token_ids=(2,)), chat_template=None, special_tokens={"bos_token": "<s>"}
+        )
+        self.tokenizer = SimpleNamespace(token_text=chr)
+        self.metrics = CollectorRegistry()
+        self.chat_options: dict[str, object] = {}
         self.may_load = asyncio.Event()
         self.may_load.set()
         self.load_error: EngineError | None = None
@@ -141,8 +150,9 @@ class FakeEngine:
         return "".join(map(chr, ids))
 
     async def render_chat(
-        self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool = True, tools: object = None
+        self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool = True, **options: object
     ) -> list[int]:
+        self.chat_options = options
         text = "".join(f"<{m['role']}>{m['content']}" for m in messages)
         return [ord(c) for c in text + ("<assistant>" if add_generation_prompt else "")]
 

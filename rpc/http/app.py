@@ -1,0 +1,78 @@
+"""The HTTP interface as one ASGI app: which path is whose, and who may call it.
+
+Read next: `rpc/http/endpoint.py`, then the handlers.
+"""
+
+from functools import partial
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from rpc.http import facts, text
+from rpc.http.chat import chat_completions
+from rpc.http.completions import completions
+from rpc.http.endpoint import Endpoint
+from rpc.http.errors import body
+from rpc.http.service import Service
+
+_ROUTES = (
+    ("POST", "/v1/chat/completions", chat_completions),
+    ("POST", "/v1/completions", completions),
+    ("GET", "/v1/models", facts.models),
+    ("GET", "/v1/models/{model:path}", facts.model),
+    ("POST", "/tokenize", text.tokenize),
+    ("POST", "/detokenize", text.detokenize),
+    ("GET", "/tokenizer_info", text.tokenizer_info),
+)
+_OPEN_ROUTES = (
+    ("GET", "/version", facts.version),
+    ("GET", "/health", facts.health),
+    ("GET", "/ready", facts.ready),
+    ("GET", "/metrics", facts.metrics),
+)
+
+
+def make_app(service: Service) -> Starlette:
+    """The app over `service`."""
+    limit = service.options.max_message_bytes
+    routes = [
+        Route(
+            path,
+            Endpoint(partial(handler, service), keys=keys, pace=service.calls.pace, max_body_bytes=limit),
+            methods=[method],
+        )
+        for table, keys in ((_ROUTES, service.keys), (_OPEN_ROUTES, None))
+        for method, path, handler in table
+    ]
+    return Starlette(
+        routes=routes,
+        middleware=_cross_origin(service.options.allowed_origins),
+        exception_handlers={HTTPException: _no_such_thing},
+    )
+
+
+def _cross_origin(origins: str | None) -> list[Middleware]:
+    if origins is None:
+        return []
+    allowed = [origin.strip() for origin in origins.split(",")]
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=allowed,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
+    ]
+
+
+async def _no_such_thing(request: Request, error: Exception) -> JSONResponse:
+    """A path or method that does not exist."""
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path}: {error.detail.lower()}"
+    return JSONResponse(body(message, "invalid_request_error"), error.status_code, error.headers)

@@ -1,0 +1,107 @@
+"""Endpoint: one path of the HTTP interface, from the request's headers to the last byte of its answer.
+
+Invariants: a client that leaves has its handler cancelled, which closes the handler's output streams and so
+aborts its requests; every error leaves in OpenAI's form; a call runs as the tenant that its key names.
+Read next: `rpc/http/app.py` lists the endpoints.
+"""
+
+import asyncio
+import re
+import uuid
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from typing import TypeAlias
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from rpc.auth import TENANT, ApiKeys
+from rpc.http.errors import TooLarge, error_response
+from rpc.http.fields import Fields
+from rpc.pace import Pace
+
+Handler: TypeAlias = Callable[[Fields], Awaitable[ASGIApp]]
+"""Takes the body, or what a GET has in its path; gives the answer, a Starlette response for one."""
+
+REQUEST_ID: ContextVar[str] = ContextVar("request_id")
+"""The X-Request-Id of the call that is being served."""
+
+_REQUEST_ID = re.compile(r"[!-~]{1,256}")
+
+
+class Endpoint:
+    """An ASGI app. Without `keys` anybody may call."""
+
+    def __init__(self, handler: Handler, *, keys: ApiKeys | None, pace: Pace, max_body_bytes: int) -> None:
+        self._handler = handler
+        self._keys = keys
+        self._pace = pace
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one call."""
+        headers = Headers(scope=scope)
+        REQUEST_ID.set(_request_id(headers))
+        send = _with_request_id(send, REQUEST_ID.get())
+        try:
+            if self._keys is not None:
+                TENANT.set(self._keys.authenticate(headers.get("authorization")))
+            body = await _read_body(receive, self._max_body_bytes)
+        except _ClientGone:
+            return
+        except Exception as error:
+            await error_response(error, self._pace)(scope, receive, send)
+            return
+        async with asyncio.TaskGroup() as group:
+            answering = group.create_task(self._answer(body, scope, receive, send))
+            watching = group.create_task(_client_leaves(receive))
+            await asyncio.wait((answering, watching), return_when=asyncio.FIRST_COMPLETED)
+            answering.cancel()
+            watching.cancel()
+
+    async def _answer(self, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            fields = Fields.parse(body) if scope["method"] == "POST" else Fields(scope["path_params"])
+            answer = await self._handler(fields)
+        except Exception as error:
+            answer = error_response(error, self._pace)
+        await answer(scope, receive, send)
+
+
+class _ClientGone(Exception):
+    """The client left before it had sent its request."""
+
+
+def _request_id(headers: Headers) -> str:
+    """The caller's, if it is one that a header can carry back, else a new one."""
+    given = headers.get("x-request-id", "")
+    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def _with_request_id(send: Send, request_id: str) -> Send:
+    header = (b"x-request-id", request_id.encode())
+
+    async def send_with_id(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message.get("headers", ()), header]
+        await send(message)
+
+    return send_with_id
+
+
+async def _read_body(receive: Receive, limit: int) -> bytes:
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise _ClientGone
+        body += message.get("body", b"")
+        if len(body) > limit:
+            raise TooLarge(f"the body is longer than {limit} bytes")
+        if not message.get("more_body", False):
+            return bytes(body)
+
+
+async def _client_leaves(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,85 @@
+"""Outputs: what the requests of one call produce, one request per prompt, read as one.
+
+Use with `async with`: its end aborts whatever still runs. Invariant: while it is open the call is live, so
+shutdown waits for it.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Self
+
+from engine.request import Delta
+from engine.stream import OutputStream
+from rpc.calls import Calls
+
+
+class Outputs:
+    """Streams of requests that have been submitted.
+
+    Attributes:
+        streams: one per prompt, in the order of the prompts.
+    """
+
+    def __init__(self, streams: Iterable[OutputStream], calls: Calls) -> None:
+        self.streams = tuple(streams)
+        self._calls = calls
+        self._stack = ExitStack()
+        self._reads: dict[asyncio.Task[Delta | None], int] = {}
+        self._completion_tokens = 0
+        self._cached_tokens = [0] * len(self.streams)
+
+    async def __aenter__(self) -> Self:
+        self._stack.enter_context(self._calls.live())
+        if len(self.streams) > 1:
+            for index in range(len(self.streams)):
+                self._read_later(index)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._stack:
+            for read in self._reads:
+                if not read.cancel() and not read.cancelled():
+                    read.exception()  # nobody will, and asyncio would complain of it
+            for stream in self.streams:
+                await stream.aclose()
+                self._calls.pace.request_ended()
+
+    async def read(self) -> tuple[int, Delta] | None:
+        """The next delta and the index of its prompt; None when every request has ended. Raises EngineError."""
+        if len(self.streams) == 1:
+            delta, index = await self.streams[0].read(), 0
+        else:
+            delta, index = await self._read_any()
+        if delta is None:
+            return None
+        self._completion_tokens += len(delta.token_ids)
+        self._cached_tokens[index] = max(self._cached_tokens[index], delta.num_cached_tokens)
+        return index, delta
+
+    async def _read_any(self) -> tuple[Delta | None, int]:
+        while self._reads:
+            done, _ = await asyncio.wait(self._reads, return_when=asyncio.FIRST_COMPLETED)
+            read = done.pop()
+            index = self._reads.pop(read)
+            if (delta := read.result()) is not None:
+                self._read_later(index)
+                return delta, index
+        return None, 0
+
+    def _read_later(self, index: int) -> None:
+        self._reads[asyncio.create_task(self.streams[index].read())] = index
+
+    @property
+    def usage(self) -> dict[str, Any]:
+        """OpenAI's `usage`, of what has been read."""
+        prompt_tokens = sum(len(s.prompt_token_ids) for s in self.streams)
+        return {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": self._completion_tokens,
+            "total_tokens": prompt_tokens + self._completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": sum(self._cached_tokens)},
+        }

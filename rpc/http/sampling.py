@@ -1,0 +1,136 @@
+"""A request's sampling fields as SamplingParams: OpenAI's, and vLLM's beyond them under the same names.
+
+Types are checked here, ranges by SamplingParams itself. A field left out takes the model's default.
+"""
+
+from typing import Any
+
+from engine.errors import InvalidRequest
+from engine.request import SamplingParams
+from engine.structured import StructuredOutputs
+from loader.checkpoint import GenerationConfig
+from rpc.http.errors import renamed
+from rpc.http.fields import Fields
+
+_FLOATS = (
+    *("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
+    "length_penalty",
+)
+_INTEGERS = ("n", "best_of", "top_k", "seed", "min_tokens", "truncate_prompt_tokens")
+_FLAGS = ("use_beam_search", "include_stop_str_in_output", "ignore_eos", "skip_special_tokens")
+_IDS = ("stop_token_ids", "allowed_token_ids")
+_GUIDED = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+}
+"""vLLM's older names of the fields of `structured_outputs`."""
+
+
+def sampling_params(
+    fields: Fields,
+    defaults: GenerationConfig,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None = None,
+    constraint: StructuredOutputs | None = None,
+) -> SamplingParams:
+    """What `fields` ask for over `defaults`. Raises InvalidRequest naming the field.
+
+    Args:
+        max_tokens: None is as many as fit.
+        constraint: goes before what `fields` say about the output's form.
+    """
+    asked: dict[str, Any] = {
+        **{name: fields.get(name, float) for name in _FLOATS},
+        **{name: fields.get(name, int) for name in _INTEGERS},
+        **{name: fields.get(name, bool) for name in _FLAGS},
+        **{name: fields.list_of(name, int) for name in _IDS},
+        "bad_words": fields.list_of("bad_words", str),
+        "stop": _stop(fields),
+        "logit_bias": _logit_bias(fields),
+        "structured_outputs": constraint or structured_outputs(fields),
+        "logprobs": logprobs,
+        "prompt_logprobs": prompt_logprobs,
+    }
+    for name in ("temperature", "top_p", "top_k"):
+        if asked[name] is None:
+            asked[name] = getattr(defaults, name)
+    given = {name: value for name, value in asked.items() if value is not None}
+    return SamplingParams(**given, max_tokens=max_tokens)
+
+
+def _stop(fields: Fields) -> str | list[str] | None:
+    value = fields.raw("stop")
+    return value if isinstance(value, str) else fields.list_of("stop", str)
+
+
+def _logit_bias(fields: Fields) -> dict[int, float] | None:
+    biases = fields.child("logit_bias")
+    if biases is None:
+        return None
+    values: dict[int, float] = {}
+    for token_id in biases.as_dict():
+        if not token_id.isdecimal():
+            fields.refuse("logit_bias", f"{token_id!r} is not a token id")
+        values[int(token_id)] = biases.get(token_id, float) or 0.0
+    return values
+
+
+def structured_outputs(fields: Fields) -> StructuredOutputs | None:
+    """The constraint of `response_format`, `structured_outputs` or a `guided_` field. Raises InvalidRequest."""
+    found = {
+        name: constraint
+        for name, constraint in (
+            ("response_format", _response_format(fields)),
+            ("structured_outputs", _structured_outputs(fields)),
+            *((name, _guided(fields, name)) for name in _GUIDED),
+        )
+        if constraint is not None
+    }
+    if len(found) > 1:
+        raise InvalidRequest("structured_outputs", f"give one constraint, found {', '.join(found)}")
+    return next(iter(found.values()), None)
+
+
+def _response_format(fields: Fields) -> StructuredOutputs | None:
+    wanted = fields.child("response_format")
+    if wanted is None:
+        return None
+    match wanted.get("type", str):
+        case "text":
+            return None
+        case "json_object":
+            return StructuredOutputs(json_object=True)
+        case "json_schema":
+            schema = (wanted.child("json_schema") or Fields({}, wanted.path("json_schema"))).child("schema")
+            if schema is None:
+                wanted.refuse("json_schema.schema", "is required")
+            with renamed({"structured_outputs.json": wanted.path("json_schema.schema")}):
+                return StructuredOutputs(json=schema.as_dict())
+    wanted.refuse("type", "must be text, json_object or json_schema")
+
+
+def _structured_outputs(fields: Fields) -> StructuredOutputs | None:
+    wanted = fields.child("structured_outputs")
+    if wanted is None:
+        return None
+    if wanted.raw("structural_tag") is not None:
+        wanted.refuse("structural_tag", "is not supported")
+    return StructuredOutputs(
+        json=wanted.raw("json"),
+        json_object=wanted.flag("json_object"),
+        regex=wanted.get("regex", str),
+        choice=wanted.list_of("choice", str),
+        grammar=wanted.get("grammar", str),
+    )
+
+
+def _guided(fields: Fields, name: str) -> StructuredOutputs | None:
+    value = fields.raw(name)
+    if value is None:
+        return None
+    with renamed({f"structured_outputs.{_GUIDED[name]}": name}):
+        return StructuredOutputs(**{_GUIDED[name]: value})

@@ -1,0 +1,98 @@
+"""HttpServer: the app behind uvicorn, in the loop that is running; signals and lifetime are `rpc/server.py`'s.
+
+While it drains the port stays open, so that a probe of /ready sees 503 rather than a refused connection.
+"""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+
+from rpc.http.app import make_app
+from rpc.http.service import Service
+from rpc.options import ServerOptions
+
+KEEP_ALIVE_SECONDS = 75
+"""Above the 60 s that load balancers keep an idle connection: the side that ends it first should be the client."""
+
+BACKLOG = 2048
+
+
+class HttpServer:
+    """Serves the engine of `service`. `start()`, then `await stop()`."""
+
+    def __init__(self, service: Service, *, flush_seconds: float) -> None:
+        """`flush_seconds` is the time that last bytes have to leave."""
+        self._options = options = service.options
+        config = uvicorn.Config(
+            make_app(service),
+            ssl_certfile=options.ssl_certfile,
+            ssl_keyfile=options.ssl_keyfile,
+            ssl_ca_certs=options.ssl_ca_certs,
+            ssl_cert_reqs=options.ssl_cert_reqs,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=flush_seconds,  # type: ignore[arg-type]  # asyncio takes fractions
+            backlog=BACKLOG,
+            lifespan="off",
+            ws="none",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+        )
+        config.load()
+        self._server = _Uvicorn(config)
+        self._task: asyncio.Task[None]
+
+    def start(self) -> int:
+        """Listen; returns the port. Raises OSError that names the address when it cannot be had."""
+        listener = _listener(self._options)
+        self._task = asyncio.create_task(self._server.serve([listener]), name="http-server")
+        port: int = listener.getsockname()[1]
+        return port
+
+    async def stop(self, *, at_once: bool = False) -> None:
+        """Close the port; connections have the flush time to end, or none."""
+        self._server.should_exit = True
+        self._server.force_exit = at_once
+        self._server.exit_asked.set()
+        await self._task
+
+
+class _Uvicorn(uvicorn.Server):
+    """Takes no signals, and sleeps where uvicorn's own looks ten times a second whether to exit."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.exit_asked = asyncio.Event()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Take none."""
+        yield
+
+    async def main_loop(self) -> None:
+        """Renew the Date header every second."""
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1):
+                    await self.exit_asked.wait()
+
+
+def _listener(options: ServerOptions) -> socket.socket:
+    host, port = options.host, options.http_port or 0
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.create_server(address[:2], family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise OSError(f"http port: cannot listen on {host}:{port}: {(error.strerror or str(error)).lower()}") from error
+    # Accepted connections inherit these: a client behind a cut cable is noticed as gRPC's is.
+    idle, interval = max(1, round(options.keepalive_time)), max(1, round(options.keepalive_timeout))
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_KEEPIDLE"):
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 1)
+    return listener

@@ -1,0 +1,82 @@
+"""Service: what the endpoints share: the engine behind them, its model's name, and how requests are submitted.
+
+Read next: `rpc/http/completions.py`, `rpc/http/chat.py`.
+"""
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from functools import cached_property
+
+from engine.engine import Engine
+from engine.request import SamplingParams
+from engine.stream import OutputStream
+from engine.text.chat import ChatTemplate
+from engine.text.tools import tool_format
+from rpc.auth import TENANT, ApiKeys
+from rpc.calls import Calls, own_id, serving
+from rpc.http.errors import UnknownModel
+from rpc.http.fields import Fields
+from rpc.http.outputs import Outputs
+from rpc.options import ServerOptions
+
+
+class Service:
+    """One engine over HTTP.
+
+    Attributes:
+        keys: who may call; None for anybody.
+        is_serving: the engine takes work and is not standing still.
+        started: when, in seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        options: ServerOptions,
+        calls: Calls,
+        *,
+        keys: ApiKeys | None,
+        is_serving: Callable[[], bool],
+    ) -> None:
+        self.engine = engine
+        self.options = options
+        self.calls = calls
+        self.keys = keys
+        self.is_serving = is_serving
+        self.started = int(time.time())
+        self._numbers = itertools.count()
+
+    @cached_property
+    def tool_format(self) -> str | None:
+        """How the model writes tool calls, None if nothing says so; for a loaded engine."""
+        if self.options.tool_call_parser != "auto":
+            return self.options.tool_call_parser
+        checkpoint = self.engine.checkpoint
+        if checkpoint.chat_template is None:
+            return None
+        return tool_format(ChatTemplate(checkpoint.chat_template, checkpoint.special_tokens))
+
+    def serving_engine(self, fields: Fields) -> Engine:
+        """The engine, if it takes work and is what `model` asks for. Raises EngineStopped and UnknownModel."""
+        engine = serving(self.engine)
+        model = fields.get("model", str)
+        if model not in (None, engine.info.served_model_name):
+            raise UnknownModel(model or "", engine.info.served_model_name)
+        return engine
+
+    def submit(self, call_id: str, prompts: Sequence[Sequence[int]], params: SamplingParams, priority: int) -> Outputs:
+        """Queue one request per prompt, all or none. Raises what `Engine.generate` does."""
+        streams: list[OutputStream] = []
+        try:
+            for prompt in prompts:
+                # The caller may use an id twice, for tracing; the engine may not.
+                request_id = own_id(f"{call_id}-{next(self._numbers)}")
+                streams.append(
+                    self.engine.generate(prompt, params, request_id=request_id, priority=priority, tenant=TENANT.get())
+                )
+        except BaseException:
+            for stream in streams:
+                stream.cancel()
+            raise
+        return Outputs(streams, self.calls)
