@@ -262,7 +262,8 @@ class RouterServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
 
 async def _stream(stream: OutputStream, answers: Answers, context: Context) -> None:
     async for delta in stream:
-        await context.write(answers.chunk(delta))
+        if delta.token_ids:
+            await context.write(answers.chunk(delta))
         if delta.finish_reason is not None:
             await context.write(answers.complete(delta))
 
