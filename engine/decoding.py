@@ -20,6 +20,7 @@ class DecodeArrays(NamedTuple):
 
     Attributes:
         rows, starts, num_tokens, token_ids, indices: [n]; `token_ids` are all PLACEHOLDER, `indices` count up.
+        constrained: the sequences under a grammar, with their indices.
     """
 
     sequences: list[Sequence]
@@ -28,6 +29,7 @@ class DecodeArrays(NamedTuple):
     num_tokens: Int32Array
     token_ids: Int32Array
     indices: Int32Array
+    constrained: list[tuple[int, Sequence]]
 
     @classmethod
     def of(cls, sequences: list[Sequence]) -> "DecodeArrays":
@@ -40,6 +42,7 @@ class DecodeArrays(NamedTuple):
             np.ones(n, np.int32),
             np.full(n, PLACEHOLDER, np.int32),
             np.arange(n, dtype=np.int32),
+            [(i, s) for i, s in enumerate(sequences) if s.grammar is not None],
         )
 
     def next(self, sequences: list[Sequence]) -> "DecodeArrays":
@@ -48,4 +51,6 @@ class DecodeArrays(NamedTuple):
         if sequences != self.sequences:
             return DecodeArrays.of(sequences)
         starts = self.starts + _ONE
-        return DecodeArrays(sequences, self.rows, starts, self.num_tokens, self.token_ids, self.indices)
+        return DecodeArrays(
+            sequences, self.rows, starts, self.num_tokens, self.token_ids, self.indices, self.constrained
+        )

@@ -9,6 +9,7 @@ from operator import index
 
 from engine.config import EngineConfig
 from engine.errors import InvalidRequest
+from engine.grammar import Grammar, GrammarCompiler
 from engine.request import MAX_SEED, SamplingParams
 from engine.sequence import Sequence
 from engine.text.tokenizer import TextTokenizer
@@ -26,6 +27,9 @@ class Door:
         self._eos_token_ids = checkpoint.generation.eos_token_ids
         self._max_model_len = max_model_len
         self._tokenizer = tokenizer
+        self.grammars: GrammarCompiler | None = None
+        if tokenizer is not None:
+            self.grammars = GrammarCompiler(tokenizer, self._vocab_size, self._eos_token_ids)
         self._random = random.Random(config.seed)
 
     def prompt_token_ids(self, prompt: str | Seq[int], params: SamplingParams) -> list[int]:
@@ -50,6 +54,7 @@ class Door:
         self._check_limits(params)
         seed = self._random.randrange(MAX_SEED + 1) if params.seed is None else params.seed
         bad_words = self._bad_word_ids(params)
+        grammar = self._grammar(params)
         choices = [
             Sequence(
                 request_id,
@@ -62,6 +67,7 @@ class Door:
                 priority=priority,
                 tenant=tenant,
                 bad_words=bad_words,
+                grammar=None if grammar is None else grammar.fork(),
             )
             for choice in range(params.num_choices)
         ]
@@ -113,6 +119,13 @@ class Door:
         spellings = [form for word in params.bad_words for form in (word, " " + word.lstrip())]
         sequences = (tuple(tokenizer.encode(form, add_special_tokens=False)) for form in spellings)
         return tuple(dict.fromkeys(s for s in sequences if s))
+
+    def _grammar(self, params: SamplingParams) -> Grammar | None:
+        if params.structured_outputs is None:
+            return None
+        if self.grammars is None:
+            raise InvalidRequest("structured_outputs", "the model has no tokenizer; there is no text to constrain")
+        return self.grammars.compile(params.structured_outputs)
 
     def _need_tokenizer(self, field: str) -> TextTokenizer:
         if self._tokenizer is None:

@@ -30,6 +30,7 @@ from engine.kv.events import BlockFeed, Stored
 from engine.kv.groups import kv_groups
 from engine.kv.manager import KVManager
 from engine.loop import EngineLoop
+from engine.masks import Masks
 from engine.memory import MemoryLedger, plan_memory
 from engine.metrics import EngineCollector
 from engine.observer import Observer
@@ -47,6 +48,9 @@ logger = logging.getLogger(__name__)
 
 LONG_TEXT = 8192
 """Characters (ids) above which (de)tokenizing runs off the loop; 8 KiB take about 3 ms here."""
+
+COMPILE_SECONDS = 10.0
+"""How long a grammar may take to compile; the worst one found took 0.7 s."""
 
 EngineState = Literal["starting", "serving", "draining", "stopped", "failed"]
 
@@ -88,6 +92,7 @@ class Engine:
         self._task: asyncio.Task[None]
         self._channels: WeakValueDictionary[str, OutputChannel] = WeakValueDictionary()
         self._door: Door
+        self._compiling = asyncio.Semaphore(2)
 
     # -- life -------------------------------------------------------------------------------
 
@@ -105,7 +110,8 @@ class Engine:
         )
         self.info = self._make_info()
         scheduler = self._make_scheduler()
-        self._loop = EngineLoop(scheduler, self._device, self._inbox, self._make_observer(scheduler))
+        observer = self._make_observer(scheduler)
+        self._loop = EngineLoop(scheduler, self._device, self._inbox, observer, self._make_masks())
         self._task = asyncio.create_task(self._loop.run(), name="engine-loop")
         gc.freeze()  # what is there now stays: a full collection would walk all of it, 30 ms in the middle of a step
         return self
@@ -169,6 +175,12 @@ class Engine:
         )
         return Observer(scheduler, counters)
 
+    def _make_masks(self) -> Masks | None:
+        grammars = self._door.grammars
+        if grammars is None:
+            return None
+        return Masks(self.config.max_num_seqs, self._checkpoint.decoder.vocab_size, grammars.vocab_size)
+
     def _make_info(self) -> ModelInfo:
         decoder, device = self._checkpoint.decoder, self._device.info
         return ModelInfo(
@@ -230,6 +242,7 @@ class Engine:
 
         Args:
             prompt: text, tokenized here (`tokenize` first when it is long), or token ids.
+            params: a grammar in it is compiled here (`compile_grammar` first, always).
             priority: lower goes first.
             tenant: whose share this counts against; its cached prefixes are its own.
 
@@ -251,6 +264,21 @@ class Engine:
         self._inbox.submit(kind(sequences, channel, self._tokenizer))
         self._channels[request_id] = channel
         return OutputStream(request_id, token_ids, channel, self._inbox.abort)
+
+    async def compile_grammar(self, params: SamplingParams) -> None:
+        """Compile the request's structured_outputs, if it has any, off the loop, for `generate` to find it compiled.
+
+        Raises InvalidRequest naming the field.
+        """
+        wanted, grammars = params.structured_outputs, self._door.grammars
+        if wanted is None or grammars is None or grammars.has(wanted):
+            return
+        try:
+            async with asyncio.timeout(COMPILE_SECONDS), self._compiling:
+                await asyncio.to_thread(grammars.compile, wanted)
+        except TimeoutError as error:
+            reason = f"was not compiled within {COMPILE_SECONDS:g} s"
+            raise InvalidRequest(f"structured_outputs.{wanted.kind}", reason) from error
 
     def abort(self, request_id: str) -> bool:
         """Abort a request; its stream ends with finish reason "abort". False if it is not live."""

@@ -272,6 +272,7 @@ async def _submit(engine: Engine, slots: asyncio.Semaphore, request: _Request) -
     await slots.acquire()
     try:
         text, token_ids = await _read(engine, request.prompt)
+        await engine.compile_grammar(request.params)
         return text, engine.generate(token_ids, request.params)
     except BaseException as error:
         slots.release()

@@ -2,7 +2,7 @@
 
     intake()     drain the inbox: new requests, aborts, control
     schedule()   which rows run how many tokens, on which blocks
-    launch()     device.forward, device.sample
+    launch()     device.forward, device.sample; rows under a grammar are sampled after settle, which tells their masks
     settle()     await the step before; append tokens, finish, index blocks, open the fence
     publish()    detokenize, check stop strings, push deltas
 
@@ -18,18 +18,20 @@ Read next: `engine/scheduler.py`, `engine/publish.py`, `engine/observer.py`.
 import asyncio
 import logging
 from collections import deque
+from dataclasses import replace
 from typing import Literal
 
 from engine.devices.protocol import Device, Ticket
 from engine.errors import DeviceFault, EngineError, EngineStopped, RequestFault, StepFault
 from engine.inbox import Abort, Control, Inbox, Submit
+from engine.masks import Masks
 from engine.observer import Observer
 from engine.plan import StepResult
 from engine.publish import LiveRequest
 from engine.scheduler import Scheduler
 from engine.settlement import Settled, Settlement
 from engine.step import Step
-from engine.trace import DEVICE, INTAKE, LAUNCH, PUBLISH, SCHEDULE, TASKS
+from engine.trace import DEVICE, INTAKE, PUBLISH, SAMPLE, SCHEDULE, TASKS
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +41,14 @@ State = Literal["serving", "draining", "stopped", "failed"]
 class EngineLoop:
     """Owns the scheduler, the device and every live request."""
 
-    def __init__(self, scheduler: Scheduler, device: Device, inbox: Inbox, observer: Observer | None = None) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        device: Device,
+        inbox: Inbox,
+        observer: Observer | None = None,
+        masks: Masks | None = None,
+    ) -> None:
         self.scheduler = scheduler
         self.observer = observer or Observer(scheduler)
         self.state: State = "serving"
@@ -48,6 +57,7 @@ class EngineLoop:
         self.without_requests.set()
         self._device = device
         self._inbox = inbox
+        self._masks = masks
         self._in_flight: deque[tuple[Step, Ticket]] = deque()
         self._live: dict[str, LiveRequest] = {}
         self._ending: EngineError = EngineStopped("the engine has stopped")
@@ -83,12 +93,20 @@ class EngineLoop:
         step = self.scheduler.schedule()
         self._inbox.waiting = self.scheduler.waiting_by_tenant()
         self.observer.mark(SCHEDULE)
+        settled: tuple[Settlement, StepResult] | None = None
         if step is not None:
-            self._launch(step)
+            self._device.forward(step.plan)
+            self.observer.launched(step, self._live)
+            if step.constrained and self._in_flight:
+                settled = await self._settle()
+            self._sample(step)
         if len(self._in_flight) > 1 or (self._in_flight and step is None):
-            await self._settle()
+            settled = await self._settle()
         elif step is None:
             return await self.observer.idle(self._inbox.wait())
+        if settled is not None:
+            self._publish(*settled)
+            self.observer.mark(PUBLISH)
         self.observer.end_iteration()
 
     def _intake(self) -> None:
@@ -116,13 +134,15 @@ class EngineLoop:
             live.abort()
             self._forget(live)
 
-    def _launch(self, step: Step) -> None:
-        self._device.forward(step.plan)
-        self.observer.mark(LAUNCH)
-        self._in_flight.append((step, self._device.sample(step.batch)))
-        self.observer.launched(step, self._live)
+    def _sample(self, step: Step) -> None:
+        batch = step.batch
+        if step.constrained and self._masks is not None:
+            batch = replace(batch, masks=self._masks.fill(len(batch.rows), step.constrained))
+        self._in_flight.append((step, self._device.sample(batch)))
+        self.observer.mark(SAMPLE)
 
-    async def _settle(self) -> None:
+    async def _settle(self) -> tuple[Settlement, StepResult] | None:
+        """What the oldest step in flight brought; None if it failed."""
         step, ticket = self._in_flight[0]
         if ticket.done():
             await asyncio.sleep(0)  # a device faster than the loop must not starve the server's tasks
@@ -134,13 +154,14 @@ class EngineLoop:
             self._in_flight.popleft()
             for request_id in {s.request_id for s in self.scheduler.abandon(step)}:
                 self._fail(self._live[request_id], fault)
-        else:
-            self.observer.mark(DEVICE)
-            self._in_flight.popleft()
-            settled = self.scheduler.settle(step, result)
-            self.observer.settled(settled, result, self._live)
-            self._publish(settled, result)
-            self.observer.mark(PUBLISH)
+            return None
+        self.observer.mark(DEVICE)
+        self._in_flight.popleft()
+        if step.constrained and self._masks is not None:
+            self._masks.advance(step.constrained, result)
+        settlement = self.scheduler.settle(step, result)
+        self.observer.settled(settlement, result, self._live)
+        return settlement, result
 
     def _publish(self, settlement: Settlement, result: StepResult) -> None:
         sequences, token_ids, samples, others = settlement
@@ -159,8 +180,8 @@ class EngineLoop:
         live = self._live.get(settled.sequence.request_id)
         if live is None:
             return
-        if settled.faulted:
-            return self._fail(live, RequestFault("the model produced no finite logits"))
+        if reason := _fault(settled):
+            return self._fail(live, RequestFault(reason))
         try:
             live.publish(settled, result, self.scheduler)
         except Exception as error:
@@ -194,3 +215,13 @@ class EngineLoop:
     def end_with(self, reason: EngineError) -> None:
         """What live requests end with when the loop's task is cancelled."""
         self._ending = reason
+
+
+def _fault(settled: Settled) -> str:
+    """Why the sequence's request cannot go on, "" when it can."""
+    grammar = settled.sequence.grammar
+    if grammar is not None and grammar.error:
+        return f"structured_outputs: {grammar.error}"
+    if settled.faulted:
+        return "no token to sample: the model's logits are not finite, or the request's rules leave none"
+    return ""

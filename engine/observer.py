@@ -16,7 +16,7 @@ from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.settlement import Settlement
 from engine.step import Step
-from engine.trace import LAUNCH, PHASES, SAMPLE, SETTLE, IterationRecord, Profile, RequestRecord, RequestTimes, Trace
+from engine.trace import LAUNCH, PHASES, SETTLE, IterationRecord, Profile, RequestRecord, RequestTimes, Trace
 
 Clock = Callable[[], float]
 
@@ -66,9 +66,9 @@ class Observer:
         self._reset()
 
     def launched(self, step: Step, live: Mapping[str, LiveRequest]) -> None:
-        """A step is on its way to the device; ends the phase "sample"."""
-        scheduled = self._last - self._spent[LAUNCH]
-        self.mark(SAMPLE)
+        """A step's forward pass is on its way to the device; ends the phase "launch"."""
+        scheduled = self._last
+        self.mark(LAUNCH)
         self._step = step
         if step.plan.row_states:
             self._note_first_scheduled(step, live, scheduled)

@@ -127,7 +127,8 @@ class LiveRequest:
         if choice.text is None:
             return "", None
         reason = settled.finish[0] if settled.finish is not None else None
-        hidden = reason == "stop" and not self._params.include_stop_str_in_output
+        stops = settled.token_id in settled.sequence.stopping_ids
+        hidden = reason == "stop" and stops and not self._params.include_stop_str_in_output
         text, stop = ("", None) if settled.token_id is None or hidden else choice.text.push(settled.token_id)
         if stop is None and reason is not None:
             text += choice.text.finish()

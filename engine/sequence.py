@@ -22,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum, auto
 
+from engine.grammar import Grammar
 from engine.kv.manager import BlockTable
 from engine.plan import RowState
 from engine.request import FinishReason, SamplingParams
@@ -49,9 +50,11 @@ class Sequence:
         "cache_root",
         "decodes_until",
         "end_ids",
+        "eos_token_ids",
         "epoch",
         "fork_rows",
         "forks",
+        "grammar",
         "in_flight",
         "in_flight_unsampled",
         "index",
@@ -91,6 +94,7 @@ class Sequence:
         priority: int = 0,
         tenant: str = "",
         bad_words: tuple[tuple[int, ...], ...] = (),
+        grammar: Grammar | None = None,
     ) -> None:
         self.request_id = request_id
         self.index = index
@@ -101,6 +105,8 @@ class Sequence:
         self.max_len = self.prompt_len + max_output
         self.seed = seed
         self.bad_words = bad_words
+        self.grammar = grammar
+        self.eos_token_ids = eos_token_ids
         self.end_ids = frozenset(() if params.ignore_eos else eos_token_ids)
         self.stopping_ids = self.end_ids.union(params.stop_ids)
         self.priority = priority
@@ -188,12 +194,18 @@ class Sequence:
             return p.logprobs
         return -1 if p.best_of is None else 0
 
+    def end_with_next(self) -> None:
+        """The token that settles next is the last one wanted: the grammar has ended."""
+        self.max_len = len(self.token_ids) + 1
+
     def end_of(self, token_id: int) -> Finish | None:
         """Finish reason and stop reason if `token_id`, just appended, ends the sequence."""
         if token_id in self.end_ids:
             return "stop", None
         if token_id in self.params.stop_ids:
             return "stop", token_id
+        if self.grammar is not None and self.grammar.has_ended:
+            return "stop", None
         if self.num_output >= self.max_output:
             return "length", None
         return None

@@ -29,12 +29,17 @@ class Entry(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A decided step: in the plan, the decoding rows come first."""
+    """A decided step: in the plan, the decoding rows come first.
+
+    Attributes:
+        constrained: the sequences under a grammar that sample, with their indices in the batch.
+    """
 
     plan: StepPlan
     batch: SampleBatch
     decoding: DecodeArrays
     entries: list[Entry]
+    constrained: list[tuple[int, Sequence]]
 
 
 @dataclass(slots=True)
@@ -79,7 +84,7 @@ class Draft:
             block_updates=_block_updates(changed),
             block_copies=tuple(self.copies),
         )
-        return Step(plan, self._make_batch(number, decoding), decoding, self.entries)
+        return Step(plan, self._make_batch(number, decoding), decoding, self.entries, self._constrained(decoding))
 
     def _make_batch(self, number: int, decoding: DecodeArrays) -> SampleBatch:
         indices, rows, index = list[int](), list[int](), len(decoding.sequences) - 1
@@ -89,6 +94,13 @@ class Draft:
                 indices.append(index)
                 rows.append(entry.sequence.row)
         return SampleBatch(number, _join(decoding.indices, indices), _join(decoding.rows, rows))
+
+    def _constrained(self, decoding: DecodeArrays) -> list[tuple[int, Sequence]]:
+        sampling = [entry.sequence for entry in self.entries if entry.samples]
+        if not any(s.grammar is not None for s in sampling):
+            return decoding.constrained
+        behind = enumerate(sampling, len(decoding.sequences))
+        return decoding.constrained + [(i, s) for i, s in behind if s.grammar is not None]
 
 
 def _join(head: Int32Array, tail: list[int]) -> Int32Array:

@@ -5,9 +5,10 @@ Errors are grpc.aio.AioRpcError; `describe` makes one line of one, `retry_delay`
 """
 
 import asyncio
+import json
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import grpc
 from google.rpc import error_details_pb2
@@ -103,9 +104,14 @@ class Client:
         return (await self._stub.Detokenize(request, metadata=self._metadata)).text
 
 
-def chat(messages: Sequence[Mapping[str, str]]) -> pb.ChatMessages:
-    """`{"role", "content"}` mappings as the message that carries them."""
-    return pb.ChatMessages(messages=[pb.ChatMessage(role=m["role"], content=m["content"]) for m in messages])
+def chat(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None) -> pb.ChatMessages:
+    """`{"role", "content"}` mappings, and what belongs to tools, as the message that carries them."""
+    return pb.ChatMessages(messages=map(_chat_message, messages), tools=json.dumps(tools) if tools else "")
+
+
+def _chat_message(message: Mapping[str, Any]) -> pb.ChatMessage:
+    calls = message.get("tool_calls")
+    return pb.ChatMessage(**{**message, "tool_calls": json.dumps(calls) if calls else ""})
 
 
 def describe(error: grpc.aio.AioRpcError) -> str:

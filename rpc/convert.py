@@ -3,12 +3,15 @@
 An unset field is left out, so that the default is written once, in `engine.request.SamplingParams`.
 """
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from engine.errors import InvalidRequest
 from engine.request import Delta, FinishReason, Logprob, SamplingParams, TokenLogprobMap
 from engine.stats import EngineStats
 from engine.stream import MERGE_TOKENS
+from engine.structured import StructuredOutputs
 from rpc.proto.engine.v1 import engine_pb2 as pb
 
 FINISH_REASONS: dict[FinishReason, pb.FinishReason.ValueType] = {
@@ -24,16 +27,50 @@ def sampling_params(message: pb.SamplingParams) -> SamplingParams:
     return SamplingParams(**{field.name: _plain(value) for field, value in message.ListFields()})
 
 
+def structured_outputs(wanted: StructuredOutputs) -> pb.StructuredOutputs:
+    """The message that asks for it."""
+    if wanted.choice is not None:
+        return pb.StructuredOutputs(choice=pb.StructuredOutputs.Choice(texts=wanted.choice))
+    return pb.StructuredOutputs(**{wanted.kind: getattr(wanted, wanted.kind)})
+
+
 def _plain(value: Any) -> Any:
     """A copy of a protobuf container, which would keep its message alive."""
+    if isinstance(value, pb.StructuredOutputs):
+        return StructuredOutputs(**{field.name: _plain(part) for field, part in value.ListFields()})
+    if isinstance(value, pb.StructuredOutputs.Choice):
+        return tuple(value.texts)
     if isinstance(value, Mapping):
         return dict(value)
     return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
 
 
-def chat_messages(message: pb.ChatMessages) -> list[dict[str, str]]:
-    """What a chat template takes: one `{"role", "content"}` each."""
-    return [{"role": m.role, "content": m.content} for m in message.messages]
+def chat_messages(message: pb.ChatMessages) -> list[dict[str, Any]]:
+    """What a chat template takes: `{"role", "content"}` and what else is set. Raises InvalidRequest."""
+    return [_chat_message(i, m) for i, m in enumerate(message.messages)]
+
+
+def _chat_message(i: int, message: pb.ChatMessage) -> dict[str, Any]:
+    values: dict[str, Any] = {"role": message.role, "content": message.content}
+    values |= {name: text for name in ("tool_call_id", "name") if (text := getattr(message, name))}
+    if message.tool_calls:
+        values["tool_calls"] = _objects(f"chat.messages[{i}].tool_calls", message.tool_calls)
+    return values
+
+
+def chat_tools(message: pb.ChatMessages) -> list[dict[str, Any]] | None:
+    """The tools that the model may call. Raises InvalidRequest."""
+    return _objects("chat.tools", message.tools) if message.tools else None
+
+
+def _objects(field: str, text: str) -> list[dict[str, Any]]:
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(field, f"not JSON: {error}") from error
+    if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
+        raise InvalidRequest(field, "must be a JSON list of objects")
+    return values
 
 
 def delta_messages(delta: Delta) -> Iterator[pb.Delta]:

@@ -62,6 +62,7 @@ class EngineServicer(pb_grpc.EngineServicer):
             raise InvalidRequest("request_id", f"longer than {MAX_REQUEST_ID_CHARS} characters")
         params = convert.sampling_params(request.sampling)
         token_ids = await self._prompt_token_ids(engine, request)
+        await engine.compile_grammar(params)
         return engine.generate(
             token_ids, params, request_id=own_id(request_id), priority=request.priority, tenant=TENANT.get()
         )
@@ -187,4 +188,5 @@ async def _render(engine: Engine, chat: pb.ChatMessages) -> list[int]:
     if not chat.messages:
         raise InvalidRequest("chat", "at least one message is required")
     prompt = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else True
-    return await engine.render_chat(convert.chat_messages(chat), add_generation_prompt=prompt)
+    messages, tools = convert.chat_messages(chat), convert.chat_tools(chat)
+    return await engine.render_chat(messages, add_generation_prompt=prompt, tools=tools)

@@ -85,6 +85,9 @@ class ScriptedEngine:
     async def encode_chat(self, text: str) -> list[int]:
         return [1, *await self.tokenize(text)]
 
+    async def compile_grammar(self, params: SamplingParams) -> None:
+        pass
+
     def generate(
         self, prompt: str | Sequence[int], params: SamplingParams, *, request_id: str | None = None
     ) -> OutputStream:

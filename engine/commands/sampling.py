@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from engine.request import SamplingParams
+from engine.structured import StructuredOutputs
 
 if TYPE_CHECKING:
     from rpc.proto.engine.v1 import engine_pb2 as pb
@@ -21,7 +22,8 @@ def sampling_flags(max_tokens: int) -> Callable[[Command], Command]:
         @functools.wraps(command)
         def run(*args: Any, **kwargs: Any) -> None:
             values = {name: kwargs.pop(name) for name in names}
-            command(*args, sampling=_message({n: v for n, v in values.items() if v is not None}), **kwargs)
+            constraint = {kind: values.pop(flag) or None for flag, kind in _CONSTRAINTS.items()}
+            command(*args, sampling=_message({n: v for n, v in values.items() if v is not None}, constraint), **kwargs)
 
         options = (
             click.option("--max-tokens", type=int, default=max_tokens, show_default=True, help="Most tokens to make."),
@@ -34,6 +36,9 @@ def sampling_flags(max_tokens: int) -> Callable[[Command], Command]:
             click.option("--seed", type=int, help="Makes the answer repeatable."),
             click.option("--stop", multiple=True, help="String that ends the answer; may be given more than once."),
             click.option("--ignore-eos", is_flag=True, default=None, help="Go on past the model's own end."),
+            click.option("--json-schema", type=click.File(), help="Answer with JSON that the schema in FILE allows."),
+            click.option("--regex", help="Answer with a text that this regular expression matches as a whole."),
+            click.option("--choice", multiple=True, help="Answer with one of these; may be given more than once."),
         )
         decorated: Any = run
         for option in reversed(options):
@@ -44,9 +49,19 @@ def sampling_flags(max_tokens: int) -> Callable[[Command], Command]:
     return decorate
 
 
-def _message(values: dict[str, Any]) -> "pb.SamplingParams":
+_CONSTRAINTS = {"json_schema": "json", "regex": "regex", "choice": "choice"}
+"""Flags of structured output, and what they are in StructuredOutputs."""
+
+
+def _message(values: dict[str, Any], constraint: dict[str, Any]) -> "pb.SamplingParams":
     """Raises InvalidRequest."""
+    from rpc.convert import structured_outputs
     from rpc.proto.engine.v1 import engine_pb2 as pb
 
     SamplingParams(**values)  # protobuf's own complaint about a negative number names no field
-    return pb.SamplingParams(**values)
+    message = pb.SamplingParams(**values)
+    if any(constraint.values()):
+        if constraint["json"]:
+            constraint["json"] = constraint["json"].read()
+        message.structured_outputs.CopyFrom(structured_outputs(StructuredOutputs(**constraint)))
+    return message

@@ -45,6 +45,10 @@ class TextTokenizer:
         """Number of tokens, added ones included; a model's padded vocabulary may be larger."""
         return self._tokenizer.get_vocab_size(with_added_tokens=True)
 
+    def to_json(self) -> str:
+        """The text of its tokenizer.json, which other libraries read."""
+        return self._tokenizer.to_str()
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of a raw prompt.
 

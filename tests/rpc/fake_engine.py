@@ -76,6 +76,7 @@ class FakeEngine:
         )
         self.tokenizer = SimpleNamespace(token_text=chr)
         self.metrics = CollectorRegistry()
+        self.chat_messages: list[dict[str, str]] = []
         self.chat_options: dict[str, object] = {}
         self.may_load = asyncio.Event()
         self.may_load.set()
@@ -127,6 +128,9 @@ class FakeEngine:
         self.submissions.put_nowait(submission)
         return OutputStream(request_id, list(prompt), submission.channel, self._dropped)
 
+    async def compile_grammar(self, params: SamplingParams) -> None:
+        pass
+
     def abort(self, request_id: str) -> bool:
         submission = self.live.pop(request_id, None)
         if submission is not None:
@@ -152,7 +156,7 @@ class FakeEngine:
     async def render_chat(
         self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool = True, **options: object
     ) -> list[int]:
-        self.chat_options = options
+        self.chat_messages, self.chat_options = list(messages), options
         text = "".join(f"<{m['role']}>{m['content']}" for m in messages)
         return [ord(c) for c in text + ("<assistant>" if add_generation_prompt else "")]
 

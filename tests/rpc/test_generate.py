@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import fields
+from typing import Any
 
 import grpc
 import pytest
@@ -10,8 +11,10 @@ from grpc_status import rpc_status
 
 from engine.errors import DeviceFault, EngineStopped, InvalidRequest, OverCapacity, RequestFault
 from engine.request import Logprob, SamplingParams
+from engine.structured import StructuredOutputs
 from loader.errors import CheckpointError
 from rpc import client as rpc_client
+from rpc import convert
 from rpc.calls import Calls
 from rpc.clock import MonotonicClock
 from rpc.proto.engine.v1 import engine_pb2 as pb
@@ -97,14 +100,69 @@ async def test_every_sampling_field_arrives_also_when_it_is_zero_or_false(served
         "n": 1, "best_of": 1, "presence_penalty": -0.3, "frequency_penalty": 0.0, "repetition_penalty": 1.1,
         "logit_bias": {7: -0.1}, "allowed_token_ids": (3, 4), "bad_words": ("no",), "truncate_prompt_tokens": 5,
         "use_beam_search": False, "length_penalty": 0.5, "early_stopping": False,
+        "structured_outputs": StructuredOutputs(regex="a+"),
     }  # fmt: skip
     names = {f.name for f in pb.SamplingParams.DESCRIPTOR.fields}
     assert set(given) == names == {f.name for f in fields(SamplingParams)}
-    call = served.client.generate(pb.GenerateRequest(text="x", sampling=pb.SamplingParams(**given)))
+    sampling = pb.SamplingParams(**{**given, "structured_outputs": pb.StructuredOutputs(regex="a+")})
+    call = served.client.generate(pb.GenerateRequest(text="x", sampling=sampling))
     submission = await served.engine.submissions.get()
     assert submission.params == SamplingParams(**given)
     submission.finish()
     await call.read()
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"json": {"type": "object"}},
+        {"json_object": True},
+        {"regex": "[0-9]+"},
+        {"choice": ["yes", "no"]},
+        {"grammar": 'start: "a"'},
+    ],
+)
+async def test_every_kind_of_structured_output_arrives(served: Served, wanted: dict[str, Any]) -> None:
+    given = StructuredOutputs(**wanted)
+    sampling = pb.SamplingParams(structured_outputs=convert.structured_outputs(given))
+    call = served.client.generate(pb.GenerateRequest(text="x", sampling=sampling))
+    submission = await served.engine.submissions.get()
+    assert submission.params.structured_outputs == given
+    submission.finish()
+    await call.read()
+
+
+async def test_structured_outputs_without_a_constraint_are_refused(served: Served) -> None:
+    sampling = pb.SamplingParams(structured_outputs=pb.StructuredOutputs())
+    error = await error_of(served.client.generate(pb.GenerateRequest(text="x", sampling=sampling)))
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "structured_outputs: give exactly one of json" in (error.details() or "")
+
+
+async def test_what_belongs_to_tools_reaches_the_template(served: Served) -> None:
+    tools = [{"type": "function", "function": {"name": "clock", "parameters": {"type": "object"}}}]
+    calls = [{"type": "function", "function": {"name": "clock", "arguments": {}}}]
+    messages = [
+        {"role": "user", "content": "What time is it?"},
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "content": "noon", "tool_call_id": "1", "name": "clock"},
+    ]
+    call = served.client.generate(pb.GenerateRequest(chat=rpc_client.chat(messages, tools)))
+    (await served.engine.submissions.get()).finish()
+    await call.read()
+    assert served.engine.chat_messages == messages
+    assert served.engine.chat_options["tools"] == tools
+
+
+@pytest.mark.parametrize("text", ["{", "{}", "[1]", "[" * 100_000])
+async def test_malformed_tools_are_refused_by_name(served: Served, text: str) -> None:
+    message = pb.ChatMessage(role="user", content="q")
+    chat = pb.ChatMessages(messages=[message], tools=text)
+    error = await error_of(served.client.generate(pb.GenerateRequest(chat=chat)))
+    assert (error.code(), (error.details() or "")[:12]) == (grpc.StatusCode.INVALID_ARGUMENT, "chat.tools: ")
+    message.tool_calls = text
+    error = await error_of(served.client.generate(pb.GenerateRequest(chat=pb.ChatMessages(messages=[message]))))
+    assert (error.details() or "").startswith("chat.messages[0].tool_calls: ")
 
 
 async def test_logprobs_and_stop_reasons(served: Served) -> None:

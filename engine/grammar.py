@@ -1,0 +1,129 @@
+"""Grammar: which tokens may come next in one output. Made by `GrammarCompiler` from StructuredOutputs, with llguidance.
+
+A grammar is compiled once and kept; every sequence has a copy of it, which has advanced by the sequence's settled
+tokens (a copy takes 6 us and shares what has been worked out). Whatever the caller wrote, work is bounded: llguidance
+counts it, in compiling and in each step, and gives up at the limits below. Compiling is for a thread other than the
+loop's: the worst schema found took 0.7 s. Read next: `engine/masks.py`, docs/structured-output.md.
+"""
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+from engine.errors import InvalidRequest
+from engine.structured import StructuredOutputs
+from engine.text.tokenizer import TextTokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+CACHED_GRAMMARS = 128
+
+
+class Grammar:
+    """Where one output is in its grammar.
+
+    Attributes:
+        has_ended: nothing may follow the tokens so far.
+        error: why it cannot go on, "" while it can.
+    """
+
+    __slots__ = ("error", "has_ended", "matcher")
+
+    def __init__(self, matcher: "LLMatcher") -> None:
+        self.matcher = matcher
+        self.has_ended = False
+        self.error = ""
+
+    def fork(self) -> Self:
+        """Another output, at the same place."""
+        return type(self)(self.matcher.deep_copy())
+
+    def advance(self, token_id: int) -> None:
+        """The output has grown by a token that the mask allowed."""
+        if not self.matcher.consume_token(token_id):
+            self.error = self.matcher.get_error()
+        self.has_ended = self.matcher.is_stopped()
+
+
+class GrammarCompiler:
+    """Compiles for one tokenizer, in any thread; keeps the grammars used last.
+
+    Args:
+        vocab_size: the model's; what it has beyond the tokenizer's is never allowed.
+        eos_token_ids: allowed where a grammar may end.
+
+    Attributes:
+        vocab_size: of the masks: the model's, or the tokenizer's if that is larger.
+    """
+
+    def __init__(self, tokenizer: TextTokenizer, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self.vocab_size = max(vocab_size, tokenizer.vocab_size)
+        self._eos_token_ids = list(eos_token_ids)
+        self._ll_tokenizer: LLTokenizer | None = None
+        self._lock = threading.Lock()
+        self._cache: OrderedDict[StructuredOutputs, Grammar] = OrderedDict()
+
+    def has(self, wanted: StructuredOutputs) -> bool:
+        """Whether `compile` would take no time."""
+        return wanted in self._cache
+
+    def compile(self, wanted: StructuredOutputs) -> Grammar:
+        """The grammar at its start, to be forked. Raises InvalidRequest naming the field."""
+        grammar = self._cache.get(wanted) or self._compile(wanted)
+        with self._lock:
+            self._cache[wanted] = grammar
+            self._cache.move_to_end(wanted)
+            if len(self._cache) > CACHED_GRAMMARS:
+                self._cache.popitem(last=False)
+        return grammar
+
+    def _compile(self, wanted: StructuredOutputs) -> Grammar:
+        try:
+            from llguidance import LLMatcher, LLParserLimits
+        except ImportError as error:
+            reason = "needs llguidance on the server: pip install 'engine-llm[structured]'"
+            raise InvalidRequest("structured_outputs", reason) from error
+        # Half of its own limits or less: about 7 ms and 1 ms in a step, and 100 MB of states.
+        limits = LLParserLimits(
+            step_lexer_fuel=100_000, step_max_items=20_000, max_lexer_states=50_000, verbose_errors=False
+        )
+        matcher = LLMatcher(self._open_tokenizer(), _source(wanted, LLMatcher), log_level=0, limits=limits)
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # the first takes longest
+        if matcher.is_error():
+            raise InvalidRequest(f"structured_outputs.{wanted.kind}", matcher.get_error().removesuffix(_NOT_VERBOSE))
+        return Grammar(matcher)
+
+    def _open_tokenizer(self) -> "LLTokenizer":
+        from llguidance import LLTokenizer
+
+        with self._lock:
+            if self._ll_tokenizer is None:
+                self._ll_tokenizer = LLTokenizer(
+                    self._tokenizer.to_json(), n_vocab=self.vocab_size, eos_token=self._eos_token_ids or None
+                )
+            return self._ll_tokenizer
+
+
+_NOT_VERBOSE = "\n<non-verbose/>"
+
+
+def _source(wanted: StructuredOutputs, ll: Any) -> str:
+    """The constraint in llguidance's own form."""
+    source: str
+    match wanted.kind:
+        case "json":
+            source = ll.grammar_from_json_schema(wanted.json)
+        case "json_object":
+            source = ll.grammar_from_json_schema('{"type": "object"}')
+        case "regex":
+            source = ll.grammar_from_regex(wanted.regex)
+        case "choice":
+            source = ll.grammar_from_lark("start: " + " | ".join(map(json.dumps, wanted.choice or ())))
+        case _:
+            source = ll.grammar_from_lark(wanted.grammar)
+    return source
