@@ -32,8 +32,10 @@ class KVLayout:
 
     A block id is good in any group: block b of layer l is page b of the pool's slice number `slot(l)`,
     the layer's place in its group. A slice is all keys [blocks, kv_heads, head_dim, slots], then all values
-    [blocks, kv_heads, slots, head_dim]; head_dim and, for keys, slots are padded to lanes. Of int8, whose itemsize
-    is 1, float32 scales of keys, then of values follow, each [blocks, kv_heads, slots] padded to lanes.
+    [blocks, kv_heads, slots, head_dim]; of bfloat16, keys [blocks, kv_heads, head_dim / 2, slots, 2] and values
+    [blocks, kv_heads, slots / 2, head_dim, 2]. head_dim and the slots of keys are padded to lanes, the slots of values
+    to an even number. Of int8, whose itemsize is 1, float32 scales of keys, then of values follow, each
+    [blocks, kv_heads, slots] padded to lanes.
     """
 
     num_blocks: int
@@ -49,7 +51,7 @@ class KVLayout:
 
     @property
     def value_page_nbytes(self) -> int:
-        return self.kv_heads * self.block_size * padded(self.head_dim) * self.itemsize
+        return self.kv_heads * (self.block_size + self.block_size % 2) * padded(self.head_dim) * self.itemsize
 
     @property
     def is_int8(self) -> bool:

@@ -163,8 +163,8 @@ class Recorder:
 
     @property
     def _page_code(self) -> int:
-        """0 for float32 pages, 1 for bfloat16, 2 for int8."""
-        return 2 if self.kv.is_int8 else int(self.bfloat16)
+        """0 for float32 pages, 1 for bfloat16, 2 more for int8 in their place."""
+        return 2 * self.kv.is_int8 + self.bfloat16
 
     @property
     def _narrow(self) -> bool:
@@ -256,7 +256,7 @@ class Recorder:
         group = self.decoder.num_attention_heads // self.decoder.num_key_value_heads
         rows = max(UNIT_ROWS, group) + 4
         width = padded(self.decoder.head_dim)
-        attention = 4 * (2 * rows * width + 2 * rows * LANES + 8 * LANES + 2 * LANES * width)
+        attention = 4 * (2 * rows * width + 2 * rows * LANES + 8 * LANES + 8 * LANES * width + 1024)
         return -(-max(product, attention) // ALIGNMENT) * ALIGNMENT
 
 

@@ -12,15 +12,13 @@ Read next: `linear` in `engine/devices/cpu/kernels/ops.py`, `engine/devices/cpu/
 
 from typing import Any
 
-import llvmlite.binding as llvm  # type: ignore[import-untyped, unused-ignore]
 from llvmlite import ir  # type: ignore[import-untyped, unused-ignore]
 from numba import extending, types
 
 from engine.devices.cpu.kernels.jit import inner
+from engine.devices.cpu.kernels.simd import HAS_BFLOAT16_DOT
 
 intrinsic: Any = extending.intrinsic
-
-HAS_BFLOAT16_DOT = bool(llvm.get_host_cpu_features().get("avx512bf16"))
 
 BLOCK_COLUMNS = 16
 """Outputs in a vector of weights."""
@@ -30,6 +28,7 @@ _F32 = ir.VectorType(ir.FloatType(), BLOCK_COLUMNS)
 _PAIRS = ir.VectorType(ir.IntType(32), BLOCK_COLUMNS)
 _I32 = ir.IntType(32)
 _I64 = ir.IntType(64)
+ZERO = ir.Constant(_F32, [0.0] * BLOCK_COLUMNS)
 
 
 def broadcast(builder: Any, scalar: Any) -> Any:
@@ -45,6 +44,17 @@ def call(builder: Any, name: str, *args: Any) -> Any:
     kind = ir.FunctionType(args[0].type, [arg.type for arg in args])
     function = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
     return builder.call(function, args)
+
+
+def dot_pairs(builder: Any, total: Any, a: Any, b: Any) -> Any:
+    """total + a . b per lane of two bfloat16, each 16 x int32."""
+    if HAS_BFLOAT16_DOT:
+        return call(builder, _DOT, total, a, b)
+    sixteen, upper = (ir.Constant(_PAIRS, [value] * BLOCK_COLUMNS) for value in (16, -65536))
+    for op, shift in ((builder.and_, upper), (builder.shl, sixteen)):
+        x, y = (builder.bitcast(op(pairs, shift), _F32) for pairs in (a, b))
+        total = call(builder, "llvm.fma.v16f32", x, y, total)
+    return total
 
 
 class Address:
@@ -76,13 +86,13 @@ def _make_tile(rows: int, blocks: int) -> Any:
 
         def codegen(context, builder, signature, args):
             x, x_stride, w, w_stride, out, out_stride, pairs, bias, adds = args
-            sums, k, close = open_loop(builder, pairs, rows * blocks)
+            sums, k, close = open_loop(builder, pairs, [ZERO] * (rows * blocks))
             source, weights = Address(builder, x), Address(builder, w)
             vectors = [weights.at((w_stride, j), (k, 64)).load(_PAIRS, 64) for j in range(blocks)]
             grown = []
             for i in range(rows):
                 pair = broadcast(builder, source.at((x_stride, i), (k, 4)).load(_I32, 4))
-                grown += [call(builder, _DOT, sums[i * blocks + j], pair, vectors[j]) for j in range(blocks)]
+                grown += [dot_pairs(builder, sums[i * blocks + j], pair, vectors[j]) for j in range(blocks)]
             close(grown)
             finish(builder, sums, blocks, out, out_stride, bias, adds)
             return context.get_dummy_value()
@@ -92,18 +102,18 @@ def _make_tile(rows: int, blocks: int) -> Any:
     return tile
 
 
-def open_loop(builder: Any, pairs: Any, num_sums: int) -> tuple[list[Any], Any, Any]:
-    """Start `for k in range(pairs)` with `num_sums` vectors carried; `close(new sums)` ends it."""
+def open_loop(builder: Any, count: Any, initial: list[Any]) -> tuple[list[Any], Any, Any]:
+    """Start `for k in range(count)` that carries sums from their initial values; `close(new sums)` ends it."""
     before, function = builder.block, builder.function
     head, body, end = (function.append_basic_block(name) for name in ("head", "body", "end"))
     builder.branch(head)
     builder.position_at_end(head)
     k = builder.phi(_I64)
     k.add_incoming(ir.Constant(_I64, 0), before)
-    sums = [builder.phi(_F32) for _ in range(num_sums)]
-    for total in sums:
-        total.add_incoming(ir.Constant(_F32, [0.0] * BLOCK_COLUMNS), before)
-    builder.cbranch(builder.icmp_signed("<", k, pairs), body, end)
+    sums = [builder.phi(_F32) for _ in initial]
+    for total, value in zip(sums, initial, strict=True):
+        total.add_incoming(value, before)
+    builder.cbranch(builder.icmp_signed("<", k, count), body, end)
     builder.position_at_end(body)
 
     def close(grown: list[Any]) -> None:
@@ -119,7 +129,6 @@ def open_loop(builder: Any, pairs: Any, num_sums: int) -> tuple[list[Any], Any, 
 def finish(builder: Any, sums: list[Any], blocks: int, out: Any, out_stride: Any, bias: Any, adds: Any) -> None:
     """out = sums + bias + (out if adds)."""
     zero = ir.Constant(_I64, 0)
-    biases = [ir.Constant(_F32, [0.0] * BLOCK_COLUMNS)] * blocks
     before = builder.block
     with builder.if_then(builder.icmp_signed("!=", bias, zero)):
         loaded = [Address(builder, bias).at((ir.Constant(_I64, 64), j)).load(_F32, 4) for j in range(blocks)]
@@ -127,7 +136,7 @@ def finish(builder: Any, sums: list[Any], blocks: int, out: Any, out_stride: Any
     merged = []
     for value in loaded:
         phi = builder.phi(_F32)
-        phi.add_incoming(biases[0], before)
+        phi.add_incoming(ZERO, before)
         phi.add_incoming(value, inside)
         merged.append(phi)
     targets = [

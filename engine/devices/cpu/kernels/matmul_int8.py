@@ -23,7 +23,7 @@ from numba import types
 
 from engine.devices.cpu.kernels.constants import GROUP
 from engine.devices.cpu.kernels.jit import inner, kernel
-from engine.devices.cpu.kernels.matmul import Address, broadcast, call, finish, intrinsic, open_loop
+from engine.devices.cpu.kernels.matmul import ZERO, Address, broadcast, call, finish, intrinsic, open_loop
 from engine.devices.cpu.kernels.simd import (
     f32_pointer,
     i32_pointer,
@@ -65,7 +65,7 @@ def _make_tile(rows: int, blocks: int) -> Any:
             sources = [Address(builder, x).at((x_stride, i)) for i in range(rows)]
             weights = [Address(builder, w).at((groups, j * _GROUP_BYTES)) for j in range(blocks)]
             weight_scales = [Address(builder, scales).at((groups, j * _SCALE_BYTES)) for j in range(blocks)]
-            sums, g, close = open_loop(builder, groups, rows * blocks)
+            sums, g, close = open_loop(builder, groups, [ZERO] * (rows * blocks))
             products = _dot_group(builder, sources, weights, groups, g)
             vectors = [builder.fpext(s.at((g, _SCALE_BYTES)).load(_F16, 32), _F32) for s in weight_scales]
             grown = []

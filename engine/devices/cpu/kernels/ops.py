@@ -214,50 +214,58 @@ def _silu_and_mul(op, out, rows, thread, threads):
 @inner
 def rope_and_cache(op, rows, thread, threads):
     """op: qkv, queries, keys pages, values pages, cosines and sines, block table, token rows, token positions,
-    heads, kv heads, head_dim, block_size, blocks per row, pages (0 float32, 1 bfloat16, 2 int8), attention scale
-    (float64 bits), scales of keys and of values."""
-    if op[14] == 2:
-        _rope_and_cache(op, i8_pointer(op[3]), i8_pointer(op[4]), rows, thread, threads)
-    elif op[14] == 1:
-        _rope_and_cache(op, u16_pointer(op[3]), u16_pointer(op[4]), rows, thread, threads)
-    else:
-        _rope_and_cache(op, f32_pointer(op[3]), f32_pointer(op[4]), rows, thread, threads)
-
-
-@inner
-def _rope_and_cache(op, keys, values, rows, thread, threads):
-    qkv, queries, table = f32_pointer(op[1]), f32_pointer(op[2]), i32_pointer(op[6])
-    token_rows, positions = i32_pointer(op[7]), i32_pointer(op[8])
+    heads, kv heads, head_dim, block_size, blocks per row, pages (0 float32, 1 bfloat16, 2 and 3 the same rounded to
+    int8), attention scale (float64 bits), scales of keys and of values. Queries are bfloat16 where pages are odd."""
+    qkv, table, token_rows, positions = f32_pointer(op[1]), i32_pointer(op[6]), i32_pointer(op[7]), i32_pointer(op[8])
     heads, kv_heads, size, block_size = op[9], op[10], op[11], op[12]
-    scale, stride = np.float32(f64_from_bits(op[15])), pad((heads + 2 * kv_heads) * size)
-    padded, lanes = pad(size), pad(block_size)
+    scale, stride, padded = np.float32(f64_from_bits(op[15])), pad((heads + 2 * kv_heads) * size), pad(size)
     begin, end = share(rows, thread, threads)
     for token in range(begin, end):
         position = np.int64(positions[token])
         block = np.int64(table[token_rows[token] * op[13] + position // block_size])
-        slot = position % block_size
         x = token * stride
-        for head in range(heads):
-            _rotate(qkv, x + head * size, op[5], position, size, scale, queries, (token * heads + head) * padded, 1)
-            for i in range(size, padded):
-                queries[(token * heads + head) * padded + i] = np.float32(0.0)
+        for head in range(heads + kv_heads):
+            _rotate(qkv, x + head * size, op[5], position, size, scale if head < heads else np.float32(1.0))
+        if op[14] % 2 == 1:
+            _copy_queries(qkv, x, heads, size, u16_pointer(op[2]), token * heads * padded)
+        else:
+            _copy_queries(qkv, x, heads, size, f32_pointer(op[2]), token * heads * padded)
         for head in range(kv_heads):
-            page = block * kv_heads + head
-            key, value = x + (heads + head) * size, x + (heads + kv_heads + head) * size
-            one = np.float32(1.0)
-            if op[14] == 2:
-                _rotate(qkv, key, op[5], position, size, one, qkv, key, 1)
-                k, v = page * padded * lanes + slot, (page * block_size + slot) * padded
-                key_scales, value_scales = f32_pointer(op[16]), f32_pointer(op[17])
-                key_scales[page * lanes + slot] = _quantize(qkv, key, size, padded, i8_pointer(op[3]), k, lanes)
-                value_scales[page * lanes + slot] = _quantize(qkv, value, size, padded, i8_pointer(op[4]), v, 1)
-                continue
-            _rotate(qkv, key, op[5], position, size, one, keys, page * padded * lanes + slot, lanes)
-            for i in range(size, padded):
-                put(keys, page * padded * lanes + slot + i * lanes, np.float32(0.0))
-            for i in range(padded):
-                v = qkv[value + i] if i < size else np.float32(0.0)
-                put(values, (page * block_size + slot) * padded + i, v)
+            page, slot = block * kv_heads + head, position % block_size
+            _cache(op, qkv, x + (heads + head) * size, x + (heads + kv_heads + head) * size, page, slot)
+
+
+@inner
+def _copy_queries(qkv, x, heads, size, queries, target):
+    for head in range(heads):
+        for i in range(pad(size)):
+            put(queries, target + head * pad(size) + i, qkv[x + head * size + i] if i < size else np.float32(0.0))
+
+
+@inner
+def _cache(op, qkv, key, value, page, slot):
+    """Write one head's key and value to their slot: layouts in `KVLayout`."""
+    size, padded, block_size, lanes = op[11], pad(op[11]), op[12], pad(op[12])
+    k, v = page * padded * lanes, page * (block_size + block_size % 2) * padded
+    if op[14] >= 2:
+        key_scales, value_scales = f32_pointer(op[16]), f32_pointer(op[17])
+        at = v + slot * padded
+        key_scales[page * lanes + slot] = _quantize(qkv, key, size, padded, i8_pointer(op[3]), k + slot, lanes)
+        value_scales[page * lanes + slot] = _quantize(qkv, value, size, padded, i8_pointer(op[4]), at, 1)
+    elif op[14] == 1:
+        keys, values = u16_pointer(op[3]), u16_pointer(op[4])
+        for i in range(padded):
+            inside = i < size
+            at = k + (i // 2 * lanes + slot) * 2 + i % 2
+            put(keys, at, qkv[key + i] if inside else np.float32(0.0))
+            at = v + (slot // 2 * padded + i) * 2 + slot % 2
+            put(values, at, qkv[value + i] if inside else np.float32(0.0))
+    else:
+        single_keys, single_values = f32_pointer(op[3]), f32_pointer(op[4])
+        for i in range(padded):
+            inside = i < size
+            single_keys[k + slot + i * lanes] = qkv[key + i] if inside else np.float32(0.0)
+            single_values[v + slot * padded + i] = qkv[value + i] if inside else np.float32(0.0)
 
 
 @inner
@@ -281,14 +289,14 @@ def _quantize(x, source, size, padded, out, target, step):
 
 
 @inner
-def _rotate(x, source, angles, position, size, scale, out, target, step):
-    """Half-split rotary embedding of one head; element i goes to out[target + i * step]."""
+def _rotate(x, first, angles, position, size, scale):
+    """Half-split rotary embedding of one head, in place, times `scale`."""
     half = size // 2
     table = f32_pointer(angles)
     cosines = position * size
     sines = cosines + half
     for i in range(half):
         cosine, sine = table[cosines + i], table[sines + i]
-        a, b = x[source + i], x[source + half + i]
-        put(out, target + i * step, (a * cosine - b * sine) * scale)
-        put(out, target + (half + i) * step, (b * cosine + a * sine) * scale)
+        a, b = x[first + i], x[first + half + i]
+        x[first + i] = (a * cosine - b * sine) * scale
+        x[first + half + i] = (b * cosine + a * sine) * scale

@@ -15,6 +15,7 @@ import math
 import operator
 from typing import Any
 
+import llvmlite.binding as llvm  # type: ignore[import-untyped, unused-ignore]
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped, unused-ignore]
 from numba import extending, types
@@ -34,6 +35,10 @@ _V64 = ir.VectorType(_F64, LANES)
 _VI8 = ir.VectorType(_I8, LANES)
 _VI16 = ir.VectorType(_I16, LANES)
 _VI32 = ir.VectorType(_I32, LANES)
+
+
+HAS_AVX512 = bool(llvm.get_host_cpu_features().get("avx512dq"))
+HAS_BFLOAT16_DOT = bool(llvm.get_host_cpu_features().get("avx512bf16"))
 
 
 class F32x16Type(types.Type):
@@ -145,6 +150,41 @@ def store(typingctx, pointer, index, value):
         return context.get_dummy_value()
 
     return types.void(pointer, types.int64, f32x16), codegen
+
+
+def _narrow(builder: Any, value: Any) -> Any:
+    """Bits of the nearest bfloat16, ties to even; denormals may become zero."""
+    if not HAS_BFLOAT16_DOT:
+        return _round_to_bfloat(builder, value)
+    name = "llvm.x86.avx512bf16.cvtneps2bf16.512"
+    function = builder.module.globals.get(name) or ir.Function(builder.module, ir.FunctionType(_VI16, [_V32]), name)
+    return builder.call(function, [value])
+
+
+@intrinsic
+def store_narrow(typingctx, pointer, index, value):
+    """Write bfloat16 lanes to pointer[index : index + 16] for a dot product, which takes denormals as zero."""
+
+    def codegen(context, builder, signature, args):
+        address = builder.gep(args[0], [args[1]])
+        builder.store(_narrow(builder, args[2]), builder.bitcast(address, _VI16.as_pointer()), align=2)
+        return context.get_dummy_value()
+
+    return types.void(pointer, types.int64, f32x16), codegen
+
+
+@intrinsic
+def store_pairs(typingctx, pointer, index, a, b):
+    """Write a[0], b[0], a[1], b[1] and so on as bfloat16 to pointer[index : index + 32], as `store_narrow`."""
+
+    def codegen(context, builder, signature, args):
+        low, high = (builder.zext(_narrow(builder, value), _VI32) for value in args[2:])
+        pairs = builder.or_(low, builder.shl(high, _i32(16)))
+        address = builder.gep(args[0], [args[1]])
+        builder.store(pairs, builder.bitcast(address, _VI32.as_pointer()), align=2)
+        return context.get_dummy_value()
+
+    return types.void(pointer, types.int64, f32x16, f32x16), codegen
 
 
 @intrinsic
@@ -282,6 +322,47 @@ def exp(typingctx, x):
         return builder.select(is_nan, x, builder.select(too_low, _f32(0.0), scaled))
 
     return f32x16(f32x16), codegen
+
+
+_EXP2_COEFFICIENTS = (0.01342669725, 0.05224245113, 0.24128021744, 0.6930448428, 1.0)
+"""2**x on [0, 1] to 3e-6, least squares with weights towards the largest error; exactly 1 at 0."""
+
+
+@intrinsic
+def exp2(typingctx, x):
+    """2**x to 3e-6: for weights that are rounded to bfloat16. 1 for 0, 0 for -inf, NaN stays NaN."""
+
+    def codegen(context, builder, signature, args):
+        (x,) = args
+        if HAS_AVX512:
+            mask, floor, direction = (ir.Constant(ir.IntType(n), v) for n, v in ((16, -1), (32, 9), (32, 4)))
+            fraction = _masked(builder, "llvm.x86.avx512.mask.reduce.ps.512", x, floor, x, mask, direction)
+            return _masked(
+                builder, "llvm.x86.avx512.mask.scalef.ps.512", _polynomial(builder, fraction), x, x, mask, direction
+            )
+        low = builder.fcmp_ordered("<", x, _f32(-126.0))
+        clamped = builder.select(low, _f32(-126.0), x)
+        whole = _call(builder, "llvm.floor.v16f32", clamped)
+        result = _polynomial(builder, builder.fsub(clamped, whole))
+        shifted = builder.fadd(whole, _f32(_ROUNDER))
+        exponent = builder.shl(builder.bitcast(shifted, _VI32), _i32(23))
+        scaled = builder.bitcast(builder.add(builder.bitcast(result, _VI32), exponent), _V32)
+        is_nan = builder.fcmp_unordered("uno", x, x)
+        return builder.select(is_nan, x, builder.select(low, _f32(0.0), scaled))
+
+    return f32x16(f32x16), codegen
+
+
+def _polynomial(builder: Any, x: Any) -> Any:
+    result = _f32(_EXP2_COEFFICIENTS[0])
+    for coefficient in _EXP2_COEFFICIENTS[1:]:
+        result = _call(builder, "llvm.fma.v16f32", result, x, _f32(coefficient))
+    return result
+
+
+def _masked(builder: Any, name: str, *args: Any) -> Any:
+    kind = ir.FunctionType(_V32, [arg.type for arg in args])
+    return builder.call(builder.module.globals.get(name) or ir.Function(builder.module, kind, name), args)
 
 
 @intrinsic
