@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engine.devices.protocol import DeviceInfo
 from engine.errors import EngineError
@@ -172,7 +173,8 @@ class FakeDevice:
         for e, row in zip(batch.entries.tolist(), batch.rows.tolist(), strict=True):
             context = self._context(int(plan.rows[e]), int(plan.starts[e] + plan.num_tokens[e]))
             token = self._next_token(context)
-            ids.append(token if token == FAULT else (token + int(self.choices[row])) % (VOCAB - 1))
+            token = token if token == FAULT else (token + int(self.choices[row])) % (VOCAB - 1)
+            ids.append(token if batch.masks is None else _allowed(token, batch.masks[len(ids)]))
             rankings.append(ranked(context))
             self.last_ids[row] = ids[-1]
         return StepResult(
@@ -196,6 +198,12 @@ class FakeDevice:
     def _read(self, g: int, row: int, start: int, stop: int) -> list[int]:
         pages, table = self.pages[g], self.tables[g, row]
         return [int(pages[table[p // self.block_size], p % self.block_size]) for p in range(start, stop)]
+
+
+def _allowed(token: int, mask: NDArray[np.uint32]) -> int:
+    """The token if the mask has it, else one of those it has."""
+    ids = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+    return token if token in ids else int(ids[token % len(ids)])
 
 
 def _sampled_logprobs(ids: Sequence[int], rankings: Sequence[list[tuple[int, float]]]) -> TokenLogprobs:

@@ -14,6 +14,7 @@ from engine.inbox import Inbox
 from engine.kv.groups import KVGroup
 from engine.kv.manager import KVManager
 from engine.loop import EngineLoop
+from engine.masks import Masks
 from engine.publish import LiveRequest
 from engine.request import Delta, SamplingParams
 from engine.scheduler import Scheduler
@@ -39,6 +40,7 @@ class Server:
         block_size: int = BLOCK,
         caching: bool = True,
         threshold: int = 0,
+        masks: Masks | None = None,
     ) -> None:
         kv = KVManager(groups, num_blocks, block_size, enable_prefix_caching=caching)
         self.scheduler = Scheduler(
@@ -57,7 +59,7 @@ class Server:
             groups=groups,
         )
         self.inbox = Inbox(queue)
-        self.loop = EngineLoop(self.scheduler, self.device, self.inbox)
+        self.loop = EngineLoop(self.scheduler, self.device, self.inbox, masks=masks)
         self.task = asyncio.create_task(self.loop.run())
         self._num_requests = 0
 
@@ -69,6 +71,7 @@ class Server:
         eos: tuple[int, ...] = (),
         tenant: str = "",
         priority: int = 0,
+        make_grammar: Callable[[], Any] = lambda: None,
         **params: Any,
     ) -> OutputStream:
         self._num_requests += 1
@@ -76,7 +79,7 @@ class Server:
         sampling = SamplingParams(max_tokens=max_tokens, **params)
         place: dict[str, Any] = {"eos_token_ids": eos, "tenant": tenant, "priority": priority}
         choices = [
-            Sequence(name, prompt, sampling, max_output=max_tokens, seed=0, index=i, **place)
+            Sequence(name, prompt, sampling, max_output=max_tokens, seed=0, index=i, grammar=make_grammar(), **place)
             for i in range(sampling.num_choices)
         ]
         choices[0].forks = tuple(choices[1:])
