@@ -1,16 +1,22 @@
 """Grammar: which tokens may come next in one output. Made by `GrammarCompiler` from StructuredOutputs, with llguidance.
 
 A grammar is compiled once and kept; every sequence has a copy of it, which has advanced by the sequence's settled
-tokens (a copy takes 6 us and shares what has been worked out). Whatever the caller wrote, work is bounded: llguidance
-counts it, in compiling and in each step, and gives up at the limits below. Compiling is for a thread other than the
-loop's: the worst schema found took 0.7 s. Read next: `engine/masks.py`, docs/structured-output.md.
+tokens (a copy takes 6 us and shares what has been worked out). Compiling is for a thread other than the loop's.
+
+Whatever the caller wrote, work is bounded. llguidance counts most of it and gives up at the limits given to it; what
+it does not count, nested repetitions such as `(a{1000}){1000}`, shows in the time of a mask: a first one that takes
+longer than MASK_SECONDS is refused, a later one is the request's last. Masks take 10 to 100 us, 10 ms for the first
+of a schema of 1,500 properties. Read next: `engine/masks.py`, docs/structured-output.md.
 """
 
 import json
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
 
 from engine.errors import InvalidRequest
 from engine.structured import StructuredOutputs
@@ -19,7 +25,9 @@ from engine.text.tokenizer import TextTokenizer
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-CACHED_GRAMMARS = 128
+CACHED_GRAMMARS = 64
+MASK_SECONDS = 0.1
+"""Processor time, so that it does not depend on what else the machine does."""
 
 
 class Grammar:
@@ -30,22 +38,31 @@ class Grammar:
         error: why it cannot go on, "" while it can.
     """
 
-    __slots__ = ("error", "has_ended", "matcher")
+    __slots__ = ("_matcher", "error", "has_ended")
 
     def __init__(self, matcher: "LLMatcher") -> None:
-        self.matcher = matcher
+        self._matcher = matcher
         self.has_ended = False
         self.error = ""
 
     def fork(self) -> Self:
         """Another output, at the same place."""
-        return type(self)(self.matcher.deep_copy())
+        return type(self)(self._matcher.deep_copy())
+
+    def fill(self, address: int, nbytes: int) -> None:
+        """Write the mask of what may come next, without the GIL."""
+        began = time.thread_time()
+        self._matcher.unsafe_compute_mask_ptr(address, nbytes)
+        if time.thread_time() - began > MASK_SECONDS:
+            self.error = f"too complex: finding the next tokens took longer than {MASK_SECONDS:g} s"
+        elif self._matcher.is_error():
+            self.error = self._matcher.get_error().removesuffix(_NOT_VERBOSE)
 
     def advance(self, token_id: int) -> None:
         """The output has grown by a token that the mask allowed."""
-        if not self.matcher.consume_token(token_id):
-            self.error = self.matcher.get_error()
-        self.has_ended = self.matcher.is_stopped()
+        if not self._matcher.consume_token(token_id):
+            self.error = self.error or self._matcher.get_error()
+        self.has_ended = bool(self.error) or self._matcher.is_stopped()
 
 
 class GrammarCompiler:
@@ -92,11 +109,12 @@ class GrammarCompiler:
             step_lexer_fuel=100_000, step_max_items=20_000, max_lexer_states=50_000, verbose_errors=False
         )
         matcher = LLMatcher(self._open_tokenizer(), _source(wanted, LLMatcher), log_level=0, limits=limits)
-        if not matcher.is_error():
-            matcher.compute_bitmask()  # the first takes longest
-        if matcher.is_error():
-            raise InvalidRequest(f"structured_outputs.{wanted.kind}", matcher.get_error().removesuffix(_NOT_VERBOSE))
-        return Grammar(matcher)
+        grammar = Grammar(matcher)
+        first = np.empty(-(-self.vocab_size // 32), np.uint32)  # it takes longest
+        grammar.fill(first.ctypes.data, first.nbytes)
+        if grammar.error:
+            raise InvalidRequest(f"structured_outputs.{wanted.kind}", grammar.error)
+        return grammar
 
     def _open_tokenizer(self) -> "LLTokenizer":
         from llguidance import LLTokenizer

@@ -1,11 +1,12 @@
 """Masks: the bits of the tokens that each row of a step may sample, for steps with rows under a grammar.
 
-One array for the engine's life; devices copy what they are given. llguidance fills the rows in threads of its own
-and without the GIL. Read next: `engine/grammar.py`, `engine/loop.py` (when), `SampleBatch` in `engine/plan.py`.
+One array for the engine's life; devices copy what they are given. A few rows are filled by the loop itself, which
+takes less than handing them over; many by several threads, as that is done without the GIL.
+Read next: `engine/grammar.py`, `engine/loop.py` (when), `SampleBatch` in `engine/plan.py`.
 """
 
 from collections.abc import Sequence as Seq
-from typing import TYPE_CHECKING
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +14,7 @@ from numpy.typing import NDArray
 from engine.plan import StepResult
 from engine.sequence import Sequence, Status
 
-if TYPE_CHECKING:
-    from llguidance import LLExecutor
-
+ROWS_PER_THREAD = 32
 Constrained = tuple[int, Sequence]
 """A row of a batch under a grammar: its index there, and whose it is."""
 
@@ -33,9 +32,8 @@ class Masks:
 
     def __init__(self, max_rows: int, vocab_size: int, grammar_vocab_size: int) -> None:
         self._words = -(-vocab_size // 32)
-        self._shape = max_rows, -(-grammar_vocab_size // 32)
-        self._array: NDArray[np.uint32] | None = None
-        self._executor: LLExecutor
+        self._array = np.empty((max_rows, -(-grammar_vocab_size // 32)), np.uint32)
+        self._pool = ThreadPoolExecutor(thread_name_prefix="masks")
 
     def advance(self, constrained: Seq[Constrained], result: StepResult) -> None:
         """Take in a step's tokens before it is settled; a sequence whose grammar has ended ends with its token."""
@@ -50,24 +48,22 @@ class Masks:
     def fill(self, num_rows: int, constrained: Seq[Constrained]) -> NDArray[np.uint32]:
         """Masks of a batch, [num_rows, words]; valid until the next. Rows without a grammar may sample every token,
         and so may those that have ended since the batch was made: what they sample is dropped."""
-        array = self._open()
-        array[:num_rows] = _ALL
+        self._array[:num_rows] = _ALL
         wanted = [(index, s) for index, s in constrained if s.status is not Status.FINISHED]
-        matchers = [(s.grammar.matcher, index) for index, s in wanted if s.grammar is not None]
-        self._executor.unsafe_compute_mask_ptr(matchers, array.ctypes.data, array.strides[0], len(array))
-        for index, sequence in wanted:
+        parts = [wanted[i : i + ROWS_PER_THREAD] for i in range(0, len(wanted), ROWS_PER_THREAD)]
+        if len(parts) == 1:
+            self._fill(parts[0])
+        else:
+            list(self._pool.map(self._fill, parts))
+        return self._array[:num_rows, : self._words]
+
+    def _fill(self, constrained: Seq[Constrained]) -> None:
+        address, nbytes = self._array.ctypes.data, self._array.strides[0]
+        for index, sequence in constrained:
+            if sequence.grammar is not None:
+                sequence.grammar.fill(address + index * nbytes, nbytes)
             if sequence.params.ignore_eos:
-                _without(array[index], sequence.eos_token_ids)
-        return array[:num_rows, : self._words]
-
-    def _open(self) -> NDArray[np.uint32]:
-        """Made for the first grammar; a server without any needs no llguidance."""
-        if self._array is None:
-            from llguidance import LLExecutor
-
-            self._array = np.empty(self._shape, np.uint32)
-            self._executor = LLExecutor()
-        return self._array
+                _without(self._array[index], sequence.eos_token_ids)
 
 
 def _without(mask: NDArray[np.uint32], token_ids: Seq[int]) -> None:
