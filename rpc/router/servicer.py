@@ -102,6 +102,7 @@ class RouterServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
                 token_ids = await engine.tokenize(request.text)
             case _:
                 raise InvalidRequest("input", "one of tokenized and text is required")
+        await engine.compile_grammar(params)
         request_id = own_id(request.request_id or uuid.uuid4().hex)
         return params, engine.generate(token_ids, params, request_id=request_id, tenant=TENANT.get())
 
