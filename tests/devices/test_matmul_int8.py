@@ -20,12 +20,12 @@ PRODUCT = Int8Groups(np.dtype(ml_dtypes.bfloat16))
 run_panel, run_quantize = njit(int8_panel.py_func), njit(quantize_row.py_func)
 
 
-def rounded(values: NDArray[Any], scale_dtype: Any) -> NDArray[np.float64]:
-    """Each group of 32 rounded to 255 steps of absmax / 127."""
+def rounded(values: NDArray[Any], group: int, scale_dtype: Any) -> NDArray[np.float64]:
+    """Each group rounded to 255 steps of absmax / 127."""
     n, k = values.shape
-    wide = np.zeros((n, -(-k // 32) * 32), np.float32)
+    wide = np.zeros((n, -(-k // group) * group), np.float32)
     wide[:, :k] = values
-    groups = wide.reshape(n, -1, 32)
+    groups = wide.reshape(n, -1, group)
     scales = (np.abs(groups).max(2, keepdims=True) / np.float32(127)).astype(scale_dtype).astype(np.float32)
     steps = np.divide(groups, scales, out=np.zeros_like(groups), where=scales > 0)
     return (np.clip(np.rint(steps), -127, 127).astype(np.float64) * scales).reshape(n, -1)[:, :k]
@@ -61,7 +61,7 @@ def test_right_for_every_tail_and_the_same_in_any_company(n: int, k: int) -> Non
     x = (rng.standard_normal((13, k)) * rng.uniform(0.01, 30, (13, 1))).astype(np.float32)
     weight = rng.standard_normal((n, k)).astype(ml_dtypes.bfloat16)
     whole = multiply(x, weight)
-    exact = rounded(x, np.float32) @ rounded(weight.astype(np.float32), np.float16).T
+    exact = rounded(x, 32, np.float32) @ rounded(weight.astype(np.float32), 192, np.float16).T
     np.testing.assert_allclose(whole, exact, rtol=1e-5, atol=1e-5 * np.abs(exact).max())
     for rows in range(1, 13):
         np.testing.assert_array_equal(multiply(x[:rows], weight), whole[:rows])

@@ -2,7 +2,7 @@
 
     float32     NumKong, sums in float64
     bfloat16    our own kernel where the processor has AVX512-BF16, else NumKong
-    int8        our own kernel, on AVX512-VNNI: weights and activations in groups of 32
+    int8        our own kernel, on AVX512-VNNI: activations in groups of 32, weights of 192
 
 Read next: `engine/devices/cpu/kernels/matmul.py`, `engine/devices/cpu/numkong.py`.
 """
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.devices.cpu import numkong
-from engine.devices.cpu.kernels.constants import GROUP, LANES
+from engine.devices.cpu.kernels.constants import GROUP, LANES, SPAN
 from engine.devices.cpu.layout import padded
 from engine.errors import ConfigError
 
@@ -63,14 +63,13 @@ class BfloatPairs:
 
 @dataclass(frozen=True, slots=True)
 class Int8Groups:
-    """Weights as [n / 16, k / 32, 8, 16, 4] uint8, then their scales [n / 16, k / 32, 16] float16."""
+    """Weights as [n / 16, k / 32, 8, 16, 4] uint8, then their scales [n / 16, k / 192, 16] float16."""
 
     dtype: np.dtype[Any]
     dots_address: int = 0
 
     def packed_nbytes(self, n: int, k: int) -> int:
-        groups = -(-k // GROUP)
-        return padded(n) * groups * (GROUP + 2)
+        return padded(n) * (-(-k // GROUP) * GROUP + -(-k // (SPAN * GROUP)) * 2)
 
     def pack(self, weight: NDArray[Any], address: int) -> None:
         from engine.devices.cpu.kernels.matmul_int8 import pack_int8
@@ -81,7 +80,8 @@ class Int8Groups:
         split = blocks * groups * GROUP * LANES
         wide = np.zeros((blocks * LANES, groups * GROUP), np.float32)
         wide[:n, :k] = weight
-        largest = np.abs(wide).reshape(blocks, LANES, groups, GROUP).max(axis=3)
+        spans = np.arange(0, groups * GROUP, SPAN * GROUP)
+        largest = np.maximum.reduceat(np.abs(wide).reshape(blocks, LANES, -1), spans, axis=2)
         scales = (largest / np.float32(127)).astype(np.float16).transpose(0, 2, 1)
         memory[split:].view(np.float16).reshape(scales.shape)[:] = scales
         packed = memory[:split].reshape(blocks, groups, GROUP // 4, LANES, 4)

@@ -29,7 +29,7 @@ from numba import types
 from engine.devices.cpu.kernels.attention_float32 import reset, write
 from engine.devices.cpu.kernels.constants import LANES
 from engine.devices.cpu.kernels.jit import inner
-from engine.devices.cpu.kernels.matmul import ZERO, Address, broadcast, dot_pairs, intrinsic, open_loop
+from engine.devices.cpu.kernels.matmul import ZERO, Address, broadcast, dot_pairs, intrinsic, open_loop, prefetch
 from engine.devices.cpu.kernels.ops import pad
 from engine.devices.cpu.kernels.simd import (
     exp2,
@@ -59,14 +59,6 @@ _F32 = ir.VectorType(ir.FloatType(), LANES)
 _PAIRS = ir.VectorType(ir.IntType(32), LANES)
 _I32 = ir.IntType(32)
 _I64 = ir.IntType(64)
-_PREFETCH = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), _I32, _I32, _I32])
-
-
-def _prefetch(builder: Any, address: Any) -> None:
-    name = "llvm.prefetch.p0"
-    function = builder.module.globals.get(name) or ir.Function(builder.module, _PREFETCH, name)
-    pointer = builder.inttoptr(address, ir.IntType(8).as_pointer())
-    builder.call(function, [pointer, *(ir.Constant(_I32, value) for value in (0, 3, 1))])
 
 
 def _load_addresses(builder: Any, table: Any, first: int) -> list[Address]:
@@ -92,7 +84,7 @@ def _make_score(rows: int) -> Any:
             line = builder.mul(k, k_stride)
             vectors = [tile.at((line, 1)).load(_PAIRS, 64) for tile in keys]
             for tile in values:
-                _prefetch(builder, tile.at((k, 64)).address)
+                prefetch(builder, tile.at((k, 64)).address)
             grown = []
             for i in range(rows):
                 pair = broadcast(builder, Address(builder, q).at((q_stride, i), (k, 4)).load(_I32, 4))
@@ -137,7 +129,7 @@ def _make_accumulate(rows: int, vectors: int) -> Any:
                 loaded = [line.at((ir.Constant(_I64, 64), j)).load(_PAIRS, 64) for j in range(vectors)]
                 for j in range(vectors):
                     ahead = following.at((padded, 4 * pair), (first, 4), (ir.Constant(_I64, 64), j))
-                    _prefetch(builder, ahead.address)
+                    prefetch(builder, ahead.address)
                 grown = []
                 for i in range(rows):
                     at = Address(builder, weights).at((tile, 32), (ir.Constant(_I64, 1), 128 * i + 4 * pair))

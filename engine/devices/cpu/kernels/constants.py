@@ -7,7 +7,10 @@ ROW_TILE = 512
 """Most rows per matrix product: NumKong reaches 190 GFLOP/s per thread at 512 rows, 138 at 64 (EPYC, bf16)."""
 
 GROUP = 32
-"""Inputs that share a scale where weights are int8."""
+"""Inputs of an activation that share a scale where weights are int8."""
+
+SPAN = 6
+"""Groups of a weight that share a scale: hidden and intermediate sizes are often multiples of 192."""
 
 # Op codes: column 0 of a program's table.
 EMBEDDING = 0

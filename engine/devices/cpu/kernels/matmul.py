@@ -57,6 +57,15 @@ def dot_pairs(builder: Any, total: Any, a: Any, b: Any) -> Any:
     return total
 
 
+def prefetch(builder: Any, address: Any, level: int = 1) -> None:
+    """Fetch the line at an address, which may be any, into the cache of a level."""
+    pointer = ir.IntType(8).as_pointer()
+    kind = ir.FunctionType(ir.VoidType(), [pointer, _I32, _I32, _I32])
+    function = builder.module.globals.get("llvm.prefetch.p0") or ir.Function(builder.module, kind, "llvm.prefetch.p0")
+    options = [ir.Constant(_I32, value) for value in (0, 4 - level, 1)]
+    builder.call(function, [builder.inttoptr(address, pointer), *options])
+
+
 class Address:
     """Byte arithmetic on an integer address."""
 
