@@ -10,7 +10,7 @@ the object all abort the request. Read next: `engine/loop.py`.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -163,21 +163,26 @@ class OutputChannel:
             self._error = error
             self._wake()
 
-    async def get(self) -> Delta | None:
-        """What is ready of one choice, as one delta; the choices take turns. None at the end.
-
-        Raises the writer's error.
-        """
-        while (index := self._next_ready()) is None:
-            if self._ended:
-                if self._error is not None:
-                    raise self._error
-                return None
+    async def wait(self) -> None:
+        """Wait until `get` has an answer."""
+        while self._next_ready() is None and not self._ended:
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
             finally:
                 self._waiter = None
+
+    async def get(self) -> Delta | None:
+        """What is ready of one choice, as one delta; the choices take turns. None at the end.
+
+        Raises the writer's error.
+        """
+        await self.wait()
+        index = self._next_ready()
+        if index is None:
+            if self._error is not None:
+                raise self._error
+            return None
         pending = self._pending.pop(index)
         self._pending[index] = pending
         return pending.take(index)
@@ -215,9 +220,15 @@ class OutputStream:
     def __aiter__(self) -> "OutputIterator":
         return OutputIterator(self)
 
-    async def read(self) -> Delta | None:
-        """The next delta, None at the end; cancellation of the reader aborts the request."""
+    async def read(self, gate: Callable[[], Awaitable[None]] | None = None) -> Delta | None:
+        """The next delta, None at the end; cancellation of the reader aborts the request.
+
+        `gate` is awaited when there is something to read: what comes until it opens is in the delta, too.
+        """
         try:
+            if gate is not None:
+                await self._channel.wait()
+                await gate()
             return await self._channel.get()
         except asyncio.CancelledError:
             self.cancel()

@@ -21,15 +21,13 @@ from itertools import count
 from typing import Any, NamedTuple
 
 import click
-import numpy as np
 import uvloop
 
-from engine.devices.protocol import DeviceInfo
 from engine.inbox import Inbox
 from engine.kv.groups import KVGroup
 from engine.kv.manager import KVManager
 from engine.loop import EngineLoop
-from engine.plan import SampleBatch, StepPlan, StepResult
+from engine.plan import SampleBatch, StepResult
 from engine.publish import LiveRequest
 from engine.request import SamplingParams
 from engine.scheduler import Scheduler
@@ -39,6 +37,7 @@ from engine.text.tokenizer import TextTokenizer
 from engine.trace import PHASES, IterationRecord
 from loader.checkpoint import open_checkpoint
 from loader.demo import demo_checkpoint
+from perf.null_device import NullDevice
 from perf.record import record
 
 BLOCK_SIZE = 16
@@ -47,7 +46,6 @@ PREFILL_LENGTH, PREFILL_BUDGET = 2048, 512
 STEPS = 256
 WARM_UP = 16
 REPEATS = 9
-TEXT = "The quick brown fox jumps over the lazy dog, and nobody (not even the dog) knows why it did so in 2026.\n"
 
 
 class Case(NamedTuple):
@@ -70,45 +68,19 @@ class Case(NamedTuple):
         return self.length + BLOCK_SIZE + self.output
 
 
-class NullDevice:
-    """Answers every step at once, with ids that were made before."""
+class StoppingDevice(NullDevice):
+    """Stops after `steps` steps and says that it is `done`."""
 
-    def __init__(self, token_ids: list[int], rows: int, steps: int) -> None:
-        self.info = DeviceInfo("null", "nothing", "none")
+    def __init__(self, tokenizer: TextTokenizer, rows: int, steps: int) -> None:
+        super().__init__(tokenizer, rows)
         self.done = asyncio.Event()
-        self.steps = steps
-        ids = np.array([token_ids[i % len(token_ids)] for i in range(rows + len(token_ids))], np.int32)
-        self._ids = [ids[i : i + rows].copy() for i in range(len(token_ids))]
-        self._no_fault = np.zeros(rows, np.bool_)
+        self._steps = steps
 
-    def forward(self, plan: StepPlan) -> None:
-        """Do nothing."""
-
-    def sample(self, batch: SampleBatch) -> "NullTicket":
-        return NullTicket(self, batch)
-
-    def result(self, batch: SampleBatch) -> StepResult:
-        sampled, ids = len(batch.entries), self._ids[batch.step % len(self._ids)]
-        return StepResult(batch.step, ids[:sampled], self._no_fault[:sampled], None, None, 0.0)
-
-    async def close(self) -> None:
-        """Nothing to close."""
-
-
-class NullTicket:
-    """A step that is about to have run."""
-
-    def __init__(self, device: NullDevice, batch: SampleBatch) -> None:
-        self._device, self._batch = device, batch
-
-    def done(self) -> bool:
-        return False
-
-    async def result(self) -> StepResult:
-        if self._batch.step > self._device.steps:
-            self._device.done.set()
+    async def run(self, batch: SampleBatch, ends_at: float) -> StepResult:
+        if batch.step > self._steps:
+            self.done.set()
             await asyncio.Future()
-        return self._device.result(self._batch)
+        return await super().run(batch, ends_at)
 
 
 @click.command()
@@ -180,7 +152,7 @@ async def run(tokenizer: TextTokenizer, case: Case) -> list[IterationRecord]:
         max_num_batched_tokens=case.budget or case.rows * case.num_tokens,
         enable_chunked_prefill=True,
     )
-    device = NullDevice(tokenizer.encode(TEXT), case.rows, STEPS + WARM_UP)
+    device = StoppingDevice(tokenizer, case.rows, STEPS + WARM_UP)
     inbox = Inbox(case.rows)
     loop = EngineLoop(scheduler, device, inbox)
     for live in requests(tokenizer, case):

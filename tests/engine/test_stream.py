@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from engine.errors import RequestFault
 from engine.request import Delta
-from engine.stream import MERGE_TOKENS, OutputChannel
+from engine.stream import MERGE_TOKENS, OutputChannel, OutputStream
 
 
 def token(i: int, index: int = 0, **more: object) -> Delta:
@@ -123,3 +123,22 @@ def test_nothing_is_lost_or_kept(
         assert got == {c: [i for i, index in enumerate(pushes) if index == c] for c in range(3)}
 
     asyncio.run(play())
+
+
+async def test_what_comes_while_the_gate_is_closed_is_in_the_delta_that_passes() -> None:
+    channel, gate = OutputChannel(1), asyncio.Event()
+    stream = OutputStream("r", [], channel, abort=[].append)
+    channel.push(token(0))
+    assert await stream.read() == token(0)
+    push_plain = channel.plain_sink(0, lambda i: f"{i},")
+    reading = asyncio.create_task(stream.read(gate.wait))
+    await asyncio.sleep(0)
+    assert channel.num_pending_tokens == 0 and not reading.done(), "nothing to read, nobody is at the gate"
+    for i in (1, 2, 3):
+        push_plain(i)
+        await asyncio.sleep(0)
+    assert not reading.done()
+    gate.set()
+    assert await reading == Delta(0, "1,2,3,", (1, 2, 3))
+    channel.push(token(4, finish_reason="length"))
+    assert (await stream.read(gate.wait), await stream.read(gate.wait)) == (token(4, finish_reason="length"), None)

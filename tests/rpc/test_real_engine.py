@@ -3,7 +3,6 @@
 import asyncio
 import json
 import sys
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from engine.errors import OverCapacity, StepFault
 from engine.plan import SampleBatch, StepResult
 from engine.publish import LiveRequest
 from engine.request import Delta, SamplingParams
+from engine.settlement import Settled
 from rpc import convert
 from rpc.client import Client
 from rpc.options import ServerOptions
@@ -332,15 +332,21 @@ class BrokenTicket:
 
 def break_text(real: Real, monkeypatch: pytest.MonkeyPatch) -> None:
     """Making the text of request "bad" fails at its fourth token."""
-    original, seen = LiveRequest.publish_token, Counter[str]()
+    original = LiveRequest._push_delta
 
-    def publish_token(self: LiveRequest, *settled: Any) -> bool:
-        seen[self.request_id] += 1
-        if self.request_id == "bad" and seen["bad"] == 4:
-            raise ValueError("no such character")
-        return original(self, *settled)
+    def push_delta(self: LiveRequest, choice: Any, settled: Settled, *more: Any) -> None:
+        original(self, choice, settled, *more)
+        sequence = settled.sequence
+        if self.request_id == "bad" and (push_plain := sequence.push_plain) is not None:
 
-    monkeypatch.setattr(LiveRequest, "publish_token", publish_token)
+            def push_or_fail(token_id: int) -> None:
+                if sequence.num_output == 4:
+                    raise ValueError("no such character")
+                push_plain(token_id)
+
+            sequence.push_plain = push_or_fail
+
+    monkeypatch.setattr(LiveRequest, "_push_delta", push_delta)
 
 
 def break_sampling(real: Real, monkeypatch: pytest.MonkeyPatch) -> None:
