@@ -12,16 +12,18 @@ if TYPE_CHECKING:
     from engine.engine import Engine
     from engine.llm import LLM
     from engine.request import SamplingParams
+    from engine.structured import StructuredOutputs
 
     __version__: str
 
-__all__ = ["LLM", "Engine", "EngineConfig", "SamplingParams", "__version__"]
+__all__ = ["LLM", "Engine", "EngineConfig", "SamplingParams", "StructuredOutputs", "__version__"]
 
 _HOME = {
     "LLM": "engine.llm",
     "Engine": "engine.engine",
     "EngineConfig": "engine.config",
     "SamplingParams": "engine.request",
+    "StructuredOutputs": "engine.structured",
 }
 
 

@@ -108,12 +108,17 @@ class GrammarCompiler:
         limits = LLParserLimits(
             step_lexer_fuel=100_000, step_max_items=20_000, max_lexer_states=50_000, verbose_errors=False
         )
-        matcher = LLMatcher(self._open_tokenizer(), _source(wanted, LLMatcher), log_level=0, limits=limits)
+        field = f"structured_outputs.{wanted.kind}"
+        try:
+            source = _source(wanted, LLMatcher)
+        except ValueError as error:
+            raise InvalidRequest(field, str(error)) from error
+        matcher = LLMatcher(self._open_tokenizer(), source, log_level=0, limits=limits)
         grammar = Grammar(matcher)
         first = np.empty(-(-self.vocab_size // 32), np.uint32)  # it takes longest
         grammar.fill(first.ctypes.data, first.nbytes)
         if grammar.error:
-            raise InvalidRequest(f"structured_outputs.{wanted.kind}", grammar.error)
+            raise InvalidRequest(field, grammar.error)
         return grammar
 
     def _open_tokenizer(self) -> "LLTokenizer":
@@ -127,6 +132,9 @@ class GrammarCompiler:
             return self._ll_tokenizer
 
 
+JSON_OPTIONS = {"whitespace_pattern": r"[ \t]|\r?\n[ \t]{0,32}"}
+"""Between JSON's parts a space, or a line break and its indentation: a small model left free writes nothing else."""
+
 _NOT_VERBOSE = "\n<non-verbose/>"
 
 
@@ -135,9 +143,9 @@ def _source(wanted: StructuredOutputs, ll: Any) -> str:
     source: str
     match wanted.kind:
         case "json":
-            source = ll.grammar_from_json_schema(wanted.json)
+            source = ll.grammar_from_json_schema(wanted.json, defaults=JSON_OPTIONS)
         case "json_object":
-            source = ll.grammar_from_json_schema('{"type": "object"}')
+            source = ll.grammar_from_json_schema('{"type": "object"}', defaults=JSON_OPTIONS)
         case "regex":
             source = ll.grammar_from_regex(wanted.regex)
         case "choice":

@@ -12,7 +12,7 @@ import pytest
 
 from engine import grammar as grammar_module
 from engine.errors import InvalidRequest
-from engine.grammar import Grammar, GrammarCompiler
+from engine.grammar import JSON_OPTIONS, Grammar, GrammarCompiler
 from engine.masks import Masks
 from engine.plan import StepResult
 from engine.request import SamplingParams
@@ -64,8 +64,11 @@ def spelled(tokenizer: TextTokenizer, mask: Any) -> set[str]:
 @pytest.mark.parametrize(
     ("wanted", "source"),
     [
-        (StructuredOutputs(json=SCHEMA), llguidance.LLMatcher.grammar_from_json_schema(SCHEMA)),
-        (StructuredOutputs(json_object=True), llguidance.LLMatcher.grammar_from_json_schema({"type": "object"})),
+        (StructuredOutputs(json=SCHEMA), llguidance.LLMatcher.grammar_from_json_schema(SCHEMA, defaults=JSON_OPTIONS)),
+        (
+            StructuredOutputs(json_object=True),
+            llguidance.LLMatcher.grammar_from_json_schema({"type": "object"}, defaults=JSON_OPTIONS),
+        ),
         (StructuredOutputs(regex="(ab|[0-9]+,)*"), llguidance.LLMatcher.grammar_from_regex("(ab|[0-9]+,)*")),
         (
             StructuredOutputs(choice=['say "no"', "a\n", "é"]),
@@ -165,6 +168,29 @@ def test_a_mask_that_takes_too_long_is_the_last(
     masks.advance([(0, row)], result(a))
     assert row.grammar.error.startswith("too complex")  # type: ignore[union-attr]
     assert row.max_len == 2  # it ends with this token; the loop makes an error of it
+
+
+@pytest.mark.parametrize(
+    ("text", "fits"),
+    [
+        ('{"a":1,"b":"x"}', True),
+        ('{ "a" : 1 , "b" : "x" }', True),
+        ('{\n    "a": 1,\n    "b": "x"\n}', True),
+        ('{\r\n\t"a": 1,\r\n\t"b": "x"\r\n}', True),
+        ('{"a":1,\n\n"b":"x"}', False),
+        ('{"a":  1,"b":"x"}', False),
+        ("{\n" + " " * 33 + '"a": 1', False),
+    ],
+)
+def test_white_space_in_json_has_an_end(
+    compiler: GrammarCompiler, tokenizer: TextTokenizer, text: str, fits: bool
+) -> None:
+    grammar = compiler.compile(StructuredOutputs(json=SCHEMA)).fork()
+    for token in tokenizer.encode(text):
+        if not grammar.error:
+            grammar.advance(token)
+    assert (grammar.error == "") == fits
+    assert grammar.has_ended
 
 
 @pytest.mark.parametrize("padding", [1, 33, 200])
