@@ -25,7 +25,7 @@ COLUMNS = 20
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """An activation, [rows, width]: float32, or the compute dtype where it feeds a product."""
+    """An activation, [rows, width]: float32, or where it feeds a product, as the product takes it."""
 
     number: int
     width: int
@@ -114,7 +114,7 @@ class Recorder:
             opcodes.RMS_NORM,
             (x,),
             out,
-            lambda at, buf: [buf(x), at.vector([weight]), buf(out), x.width, bits, self._narrow],
+            lambda at, buf: [buf(x), at.vector([weight]), buf(out), x.width, bits, self._input_code, _int8_stride(out)],
         )
         return out
 
@@ -128,7 +128,10 @@ class Recorder:
     def silu_and_mul(self, gate_up: Value) -> Value:
         out = self._value(gate_up.width // 2, compute=True)
         self._emit(
-            opcodes.SILU_AND_MUL, (gate_up,), out, lambda at, buf: [buf(gate_up), buf(out), out.width, self._narrow]
+            opcodes.SILU_AND_MUL,
+            (gate_up,),
+            out,
+            lambda at, buf: [buf(gate_up), buf(out), out.width, self._input_code, _int8_stride(out)],
         )
         return out
 
@@ -149,17 +152,17 @@ class Recorder:
 
     def paged_attention(self, queries: Value, layer: int) -> Value:
         config, group = self.decoder, self._group(layer)
-        out = self._value(config.num_attention_heads * config.head_dim, compute=True)
+        out = self._value(config.num_attention_heads * config.head_dim, compute=not self.weights_int8)
 
         def columns(at: Addresses, buf: Callable[[Value], int]) -> list[int]:
             keys, values, *scales = at.pages(layer)
             places = [buf(queries), buf(out), keys, values, at.block_table(group), at.items]
             heads = [config.num_attention_heads, config.num_key_value_heads, config.head_dim]
             table = [self.kv.block_size, self.blocks_per_row, self._page_code, config.layer_windows[layer] or 0]
-            return [*places, *heads, *table, at.scratch, at.scratch_stride, self._narrow, *scales]
+            return [*places, *heads, *table, at.scratch, at.scratch_stride, self._input_code == 1, *scales]
 
         self._emit(opcodes.ATTENTION, (queries,), out, columns)
-        return out
+        return self._quantize(out) if self.weights_int8 else out
 
     @property
     def _page_code(self) -> int:
@@ -167,24 +170,26 @@ class Recorder:
         return 2 * self.kv.is_int8 + self.bfloat16
 
     @property
-    def _narrow(self) -> bool:
-        """Whether what feeds a product is bfloat16."""
-        return self.bfloat16 and not self.weights_int8
+    def _input_code(self) -> int:
+        """What feeds a product: 0 float32, 1 bfloat16, 2 int8 in groups."""
+        return 2 if self.weights_int8 else int(self.bfloat16)
+
+    def _quantize(self, x: Value) -> Value:
+        out = self._value(x.width, compute=True)
+        self._emit(opcodes.QUANTIZE, (x,), out, lambda at, buf: [buf(x), buf(out), x.width, _int8_stride(out)])
+        return out
 
     def _multiply(self, x: Value, out: Value, weights: Sequence[str], biases: Sequence[str], adds: bool) -> Value:
-        reads = (out,) if adds else ()
+        reads = (x, out) if adds else (x,)
         if not self.weights_int8:
-            self._emit(opcodes.LINEAR, (x, *reads), out, self._product(x, out, weights, biases, adds))
+            self._emit(opcodes.LINEAR, reads, out, self._product(x, out, weights, biases, adds))
             return out
-        rounded = self._value(int8_row_nbytes(x.width) // 4)
-        stride = padded(rounded.width) * 4
-        self._emit(opcodes.QUANTIZE, (x,), rounded, lambda at, buf: [buf(x), buf(rounded), x.width, stride])
 
         def columns(at: Addresses, buf: Callable[[Value], int]) -> list[int]:
             shape = [x.width, out.width]
-            return [buf(rounded), buf(out), *shape, *at.panels(weights), at.vector(biases), adds, stride]
+            return [buf(x), buf(out), *shape, *at.panels(weights), at.vector(biases), adds, _int8_stride(x)]
 
-        self._emit(opcodes.LINEAR_INT8, (rounded, *reads), out, columns)
+        self._emit(opcodes.LINEAR_INT8, reads, out, columns)
         return out
 
     def _product(self, x: Value, out: Value, weights: Sequence[str], biases: Sequence[str], adds: bool) -> Columns:
@@ -246,8 +251,10 @@ class Recorder:
         return offsets, total
 
     def _nbytes(self, value: Value) -> int:
-        itemsize = 2 if value.compute and self._narrow else 4
-        nbytes = (value.rows * padded(value.width) + LANES) * itemsize  # a vector may read past the last row
+        row = padded(value.width) * 4
+        if value.compute:
+            row = (row, row // 2, _int8_stride(value))[self._input_code]
+        nbytes = value.rows * row + LANES * 4  # a vector may read past the last row
         return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
     def scratch_nbytes(self) -> int:
@@ -267,6 +274,11 @@ def link(recorder: Recorder, offsets: Sequence[int], workspace: int, at: Address
         columns = op.columns(at, lambda value: workspace + offsets[value.number])
         row[: 1 + len(columns)] = [op.code, *columns]
     return table
+
+
+def _int8_stride(value: Value) -> int:
+    """Bytes from one row of int8 groups to the next."""
+    return padded(int8_row_nbytes(value.width) // 4) * 4
 
 
 def _float_bits(value: float) -> int:

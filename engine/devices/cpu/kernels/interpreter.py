@@ -27,10 +27,10 @@ from engine.devices.cpu.kernels.ops import (
     linear_int8,
     quantize,
     rms_norm,
-    rope_and_cache,
     select_rows,
     silu_and_mul,
 )
+from engine.devices.cpu.kernels.rope import rope_and_cache
 from engine.devices.cpu.kernels.simd import i64_pointer
 
 

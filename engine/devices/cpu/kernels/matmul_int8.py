@@ -23,7 +23,7 @@ import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped, unused-ignore]
 from numba import types
 
-from engine.devices.cpu.kernels.constants import GROUP, SPAN
+from engine.devices.cpu.kernels.constants import GROUP, LANES, SPAN
 from engine.devices.cpu.kernels.jit import inner, kernel
 from engine.devices.cpu.kernels.matmul import ZERO, Address, broadcast, call, finish, intrinsic, open_loop, prefetch
 from engine.devices.cpu.kernels.simd import (
@@ -164,22 +164,28 @@ int8_panel = _int8_panel if HAS_INT8_DOT else _never
 @inner
 def quantize_row(x, width, target):
     """Round float32 x[:width] at an address, zero up to the next 16, into an activation row at `target`."""
-    source, values = f32_pointer(x), u8_pointer(target)
+    source = f32_pointer(x)
+    for i in range(0, width, GROUP):
+        a, b = load(source, i), splat(np.float32(0.0))
+        if i + LANES < width:
+            b = load(source, i + LANES)
+        quantize_group(a, b, width, i // GROUP, target)
+
+
+@inner
+def quantize_group(a, b, width, g, target):
+    """Round group `g` of a row of `width`, given as two vectors, into the activation row at `target`."""
     groups, zero, shift = (width + GROUP - 1) // GROUP, splat(np.float32(0.0)), splat(_ROUNDING)
     scales, corrections = f32_pointer(target + groups * GROUP), i32_pointer(target + groups * (GROUP + 4))
-    for g in range(groups):
-        i = g * GROUP
-        a = load(source, i)
-        b = load(source, i + 16) if i + 16 < width else zero
-        largest = reduce_max(maximum(maximum(a, zero - a), maximum(b, zero - b)))
-        # Zero, or NaN where a value is not finite: an integer could not carry the fault any further.
-        scale = largest / np.float32(127.0) + reduce_add((a - a) + (b - b))
-        inverse = splat(np.float32(1.0) / scale if scale > np.float32(0.0) else np.float32(0.0))
-        a, b = a * inverse + shift, b * inverse + shift
-        store_low_bytes(values, i, a)
-        store_low_bytes(values, i + 16, b)
-        scales[g] = scale
-        corrections[g] = np.int32(-128 * np.int64(reduce_add((a - shift) + (b - shift))))
+    scale = reduce_max(maximum(maximum(a, zero - a), maximum(b, zero - b))) / np.float32(127.0)
+    inverse = splat(np.float32(1.0) / scale if scale > np.float32(0.0) else np.float32(0.0))
+    a, b = a * inverse + shift, b * inverse + shift
+    store_low_bytes(u8_pointer(target), g * GROUP, a)
+    store_low_bytes(u8_pointer(target), g * GROUP + LANES, b)
+    total = reduce_add((a - shift) + (b - shift))
+    # Adds 0, or NaN where a value is not finite: an integer could not carry the fault any further.
+    scales[g] = scale + (total - total)
+    corrections[g] = np.int32(-128 * np.int64(total))
 
 
 @kernel

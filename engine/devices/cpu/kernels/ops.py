@@ -1,40 +1,43 @@
-"""Every op of the cpu device but attention: what one thread of a team does of it.
+"""Every op of the cpu device but attention and its cache: what one thread of a team does of it.
 
 Each function takes its row of the program's table, whose columns are the fields of the dataclass of the same name in
 `engine/devices/cpu/program.py`. Matrices are row-major with rows padded to 16 lanes; pad lanes are
 always zero. Threads split rows, or columns where one row must feed them all; the split never changes a
-value. Read next: `engine/devices/cpu/kernels/attention.py`, `engine/devices/cpu/kernels/interpreter.py`.
+value. Read next: `engine/devices/cpu/kernels/rope.py`, `engine/devices/cpu/kernels/interpreter.py`.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"
+
+import math
 
 import numpy as np
 
 from engine.devices.cpu.kernels.constants import GROUP, LANES, ROW_TILE
 from engine.devices.cpu.kernels.jit import inner
 from engine.devices.cpu.kernels.matmul import bfloat16_panel
-from engine.devices.cpu.kernels.matmul_int8 import int8_panel, quantize_row
+from engine.devices.cpu.kernels.matmul_int8 import int8_panel, quantize_group, quantize_row
 from engine.devices.cpu.kernels.native import call_dots
 from engine.devices.cpu.kernels.simd import (
     bfloat_to_float,
     exp,
+    exp2,
     f32_pointer,
     f64_from_bits,
     f64_pointer,
+    fma,
     half_to_float,
-    i8_pointer,
     i32_pointer,
     i64_pointer,
     keep_lanes,
     load,
-    put,
     reduce_add,
     splat,
     store,
+    store_narrow,
     u16_pointer,
 )
 
-SMALLEST_NORMAL = np.float32(2.0**-126)
+_MINUS_LOG2_E = np.float32(-1 / math.log(2))
 
 
 @inner
@@ -84,27 +87,41 @@ def select_rows(op, rows, thread, threads):
 
 @inner
 def rms_norm(op, rows, thread, threads):
-    """op: x, weight, out, width, eps (float64 bits), out is bfloat16."""
-    if op[6] == 1:
-        _rms_norm(op, u16_pointer(op[3]), rows, thread, threads)
-    else:
-        _rms_norm(op, f32_pointer(op[3]), rows, thread, threads)
+    """op: x, weight, out, width, eps (float64 bits), out's code (0 float32, 1 bfloat16, 2 int8 groups), its stride."""
+    x, weight, stride = f32_pointer(op[1]), f32_pointer(op[2]), pad(op[4])
+    begin, end = share(rows, thread, threads)
+    for row in range(begin, end):
+        first = row * stride
+        scale = _norm_scale(x, first, stride, op[4], f64_from_bits(op[5]))
+        if op[6] == 2:
+            target = op[3] + row * op[7]
+            for i in range(0, stride, GROUP):
+                a, b = load(x, first + i) * scale * load(weight, i), splat(np.float32(0.0))
+                if i + LANES < stride:
+                    b = load(x, first + i + LANES) * scale * load(weight, i + LANES)
+                quantize_group(a, b, op[4], i // GROUP, target)
+        elif op[6] == 1:
+            out = u16_pointer(op[3])
+            for i in range(0, stride, LANES):
+                store_narrow(out, first + i, load(x, first + i) * scale * load(weight, i))
+        else:
+            single = f32_pointer(op[3])
+            for i in range(0, stride, LANES):
+                store(single, first + i, load(x, first + i) * scale * load(weight, i))
 
 
 @inner
-def _rms_norm(op, out, rows, thread, threads):
-    x, weight, width = f32_pointer(op[1]), f32_pointer(op[2]), op[4]
-    eps, stride = f64_from_bits(op[5]), pad(op[4])
-    begin, end = share(rows, thread, threads)
-    for row in range(begin, end):
-        squares = splat(np.float32(0.0))
-        for i in range(0, stride, LANES):
-            v = load(x, row * stride + i)
-            squares = squares + v * v
-        mean = np.float64(reduce_add(squares)) / width
-        scale = splat(np.float32(1.0 / np.sqrt(mean + eps)))
-        for i in range(0, stride, LANES):
-            store(out, row * stride + i, load(x, row * stride + i) * scale * load(weight, i))
+def _norm_scale(x, first, stride, width, eps):
+    """1 / sqrt(mean of squares + eps); two sums, because one would wait for itself."""
+    even = odd = splat(np.float32(0.0))
+    for i in range(0, stride - stride % GROUP, GROUP):
+        a, b = load(x, first + i), load(x, first + i + LANES)
+        even, odd = fma(a, a, even), fma(b, b, odd)
+    if stride % GROUP != 0:
+        last = load(x, first + stride - LANES)
+        even = fma(last, last, even)
+    mean = np.float64(reduce_add(even + odd)) / width
+    return splat(np.float32(1.0 / np.sqrt(mean + eps)))
 
 
 @inner
@@ -189,114 +206,43 @@ def _finish_panel(op, c, row, m, first, columns):
 
 @inner
 def silu_and_mul(op, rows, thread, threads):
-    """op: gate_up, out, width, out is bfloat16. gate_up rows hold `width` gates, then `width` ups."""
-    if op[4] == 1:
-        _silu_and_mul(op, u16_pointer(op[2]), rows, thread, threads)
-    else:
-        _silu_and_mul(op, f32_pointer(op[2]), rows, thread, threads)
-
-
-@inner
-def _silu_and_mul(op, out, rows, thread, threads):
-    x, width = f32_pointer(op[1]), op[3]
-    one, zero = splat(np.float32(1.0)), splat(np.float32(0.0))
-    vectors, stride = pad(width) // LANES, pad(2 * width)
-    begin, end = share(rows * vectors, thread, threads)
-    for vector in range(begin, end):
-        row, i = vector // vectors, vector % vectors * LANES
-        gate, up = load(x, row * stride + i), load(x, row * stride + width + i)
-        value = gate / (one + exp(zero - gate)) * up
-        if i + LANES > width:
-            value = keep_lanes(value, 0, width - i, zero)
-        store(out, row * pad(width) + i, value)
-
-
-@inner
-def rope_and_cache(op, rows, thread, threads):
-    """op: qkv, queries, keys pages, values pages, cosines and sines, block table, token rows, token positions,
-    heads, kv heads, head_dim, block_size, blocks per row, pages (0 float32, 1 bfloat16, 2 and 3 the same rounded to
-    int8), attention scale (float64 bits), scales of keys and of values. Queries are bfloat16 where pages are odd."""
-    qkv, table, token_rows, positions = f32_pointer(op[1]), i32_pointer(op[6]), i32_pointer(op[7]), i32_pointer(op[8])
-    heads, kv_heads, size, block_size = op[9], op[10], op[11], op[12]
-    scale, stride, padded = np.float32(f64_from_bits(op[15])), pad((heads + 2 * kv_heads) * size), pad(size)
-    begin, end = share(rows, thread, threads)
-    for token in range(begin, end):
-        position = np.int64(positions[token])
-        block = np.int64(table[token_rows[token] * op[13] + position // block_size])
-        x = token * stride
-        for head in range(heads + kv_heads):
-            _rotate(qkv, x + head * size, op[5], position, size, scale if head < heads else np.float32(1.0))
-        if op[14] % 2 == 1:
-            _copy_queries(qkv, x, heads, size, u16_pointer(op[2]), token * heads * padded)
+    """op: gate_up, out, width, out's code as in `rms_norm`, its stride. gate_up rows hold `width` gates, then ups."""
+    x, width, stride = f32_pointer(op[1]), op[3], pad(2 * op[3])
+    groups = (width + GROUP - 1) // GROUP
+    begin, end = share(rows * groups, thread, threads)
+    row, g = begin // groups, begin % groups
+    for _ in range(begin, end):
+        gates, ups, i = row * stride + g * GROUP, row * stride + width + g * GROUP, g * GROUP
+        if op[4] == 0:
+            _silu_float32(x, gates, ups, f32_pointer(op[2]), row * pad(width), i, width)
         else:
-            _copy_queries(qkv, x, heads, size, f32_pointer(op[2]), token * heads * padded)
-        for head in range(kv_heads):
-            page, slot = block * kv_heads + head, position % block_size
-            _cache(op, qkv, x + (heads + head) * size, x + (heads + kv_heads + head) * size, page, slot)
+            a, b = _silu(x, gates, ups, i, width), splat(np.float32(0.0))
+            if i + LANES < width:
+                b = _silu(x, gates + LANES, ups + LANES, i + LANES, width)
+            if op[4] == 2:
+                quantize_group(a, b, width, g, op[2] + row * op[5])
+            else:
+                out = u16_pointer(op[2])
+                store_narrow(out, row * pad(width) + i, a)
+                if i + LANES < width:
+                    store_narrow(out, row * pad(width) + i + LANES, b)
+        g += 1
+        if g == groups:
+            row, g = row + 1, 0
 
 
 @inner
-def _copy_queries(qkv, x, heads, size, queries, target):
-    for head in range(heads):
-        for i in range(pad(size)):
-            put(queries, target + head * pad(size) + i, qkv[x + head * size + i] if i < size else np.float32(0.0))
+def _silu(x, gates, ups, i, width):
+    """silu(gate) * up to 4e-6: for results that are rounded."""
+    gate = load(x, gates)
+    value = gate / (splat(np.float32(1.0)) + exp2(gate * splat(_MINUS_LOG2_E))) * load(x, ups)
+    return value if i + LANES <= width else keep_lanes(value, 0, width - i, splat(np.float32(0.0)))
 
 
 @inner
-def _cache(op, qkv, key, value, page, slot):
-    """Write one head's key and value to their slot: layouts in `KVLayout`."""
-    size, padded, block_size, lanes = op[11], pad(op[11]), op[12], pad(op[12])
-    k, v = page * padded * lanes, page * (block_size + block_size % 2) * padded
-    if op[14] >= 2:
-        key_scales, value_scales = f32_pointer(op[16]), f32_pointer(op[17])
-        at = v + slot * padded
-        key_scales[page * lanes + slot] = _quantize(qkv, key, size, padded, i8_pointer(op[3]), k + slot, lanes)
-        value_scales[page * lanes + slot] = _quantize(qkv, value, size, padded, i8_pointer(op[4]), at, 1)
-    elif op[14] == 1:
-        keys, values = u16_pointer(op[3]), u16_pointer(op[4])
-        for i in range(padded):
-            inside = i < size
-            at = k + (i // 2 * lanes + slot) * 2 + i % 2
-            put(keys, at, qkv[key + i] if inside else np.float32(0.0))
-            at = v + (slot // 2 * padded + i) * 2 + slot % 2
-            put(values, at, qkv[value + i] if inside else np.float32(0.0))
-    else:
-        single_keys, single_values = f32_pointer(op[3]), f32_pointer(op[4])
-        for i in range(padded):
-            inside = i < size
-            single_keys[k + slot + i * lanes] = qkv[key + i] if inside else np.float32(0.0)
-            single_values[v + slot * padded + i] = qkv[value + i] if inside else np.float32(0.0)
-
-
-@inner
-def _quantize(x, source, size, padded, out, target, step):
-    """One head as int8; its scale, absmax / 127. Element i goes to out[target + i * step], zeros up to `padded`.
-
-    The scale is 0, and so are all elements, where it would not be a normal number; NaN if there is one.
-    """
-    top = np.float32(0.0)
-    for i in range(size):
-        value = abs(x[source + i])
-        if value > top or value != value:
-            top = value
-    scale = np.float32(top / np.float32(127.0))
-    if scale < SMALLEST_NORMAL:
-        scale = np.float32(0.0)
-    for i in range(padded):
-        value = x[source + i] / scale if i < size and scale != np.float32(0.0) else np.float32(0.0)
-        put(out, target + i * step, value)
-    return scale
-
-
-@inner
-def _rotate(x, first, angles, position, size, scale):
-    """Half-split rotary embedding of one head, in place, times `scale`."""
-    half = size // 2
-    table = f32_pointer(angles)
-    cosines = position * size
-    sines = cosines + half
-    for i in range(half):
-        cosine, sine = table[cosines + i], table[sines + i]
-        a, b = x[first + i], x[first + half + i]
-        x[first + i] = (a * cosine - b * sine) * scale
-        x[first + half + i] = (b * cosine + a * sine) * scale
+def _silu_float32(x, gates, ups, out, target, i, width):
+    one, zero = splat(np.float32(1.0)), splat(np.float32(0.0))
+    for at in range(0, min(GROUP, width - i), LANES):
+        gate = load(x, gates + at)
+        value = gate / (one + exp(zero - gate)) * load(x, ups + at)
+        store(out, target + i + at, keep_lanes(value, 0, width - i - at, zero))
