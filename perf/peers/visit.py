@@ -51,7 +51,10 @@ class Visit:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.communicate(timeout=30)
+        try:
+            self._process.communicate(timeout=30)
+        finally:
+            self._process.kill()
 
     def run(self, requests: Sequence[Request]) -> float:
         """Seconds until the last of `requests`, which come at once, has ended."""
