@@ -31,7 +31,7 @@ def attend(
     kv = KVLayout(BLOCKS, block_size, KV_HEADS, head_dim, (4, 2, 1, 1)[pages], 1)
     pool, scratch = aligned_bytes(kv.nbytes), aligned_bytes(1 << 20)
     pool[:] = 0xFF
-    places = [pool.ctypes.data + first for first, _ in kv.pages(0)]
+    places = [pool.ctypes.data + first for first in kv.pages(0)]
     wide = np.zeros((tokens + 1, padded(qkv.shape[1])), np.float32)
     wide[:tokens, : qkv.shape[1]] = qkv
     queries = aligned_bytes(tokens * HEADS * padded(head_dim) * 4)
@@ -41,11 +41,12 @@ def attend(
     starts = np.arange(0, tokens, unit)
     items = np.stack([starts, np.minimum(unit, tokens - starts), starts * 0, starts], axis=1).astype(np.int32)
     out = np.full((tokens, padded(HEADS * head_dim)), np.nan, np.float32)
-    rope, op, sync = np.zeros(20, np.int64), np.zeros(20, np.int64), np.zeros(1, np.int64)
+    rope, op, sync = np.zeros(21, np.int64), np.zeros(21, np.int64), np.zeros(1, np.int64)
     at = [a.ctypes.data for a in (wide, queries, angles, table, rows, positions, out, items, scratch, sync)]
     shape = [HEADS, KV_HEADS, head_dim, block_size, BLOCKS, pages]
-    rope[1:18] = [at[0], at[1], *places[:2], at[2], at[3], at[4], at[5], *shape, scale, *places[2:]]
-    op[1:19] = [at[1], at[6], *places[:2], at[3], at[7], *shape, window, at[8], 0, 0, *places[2:]]
+    strides = [kv.block_nbytes, kv.head_nbytes]
+    rope[1:20] = [at[0], at[1], *places[:2], at[2], at[3], at[4], at[5], *shape, scale, *places[2:], *strides]
+    op[1:21] = [at[1], at[6], *places[:2], at[3], at[7], *shape, window, at[8], 0, 0, *places[2:], *strides]
     _run(rope, op, tokens, len(items), at[9])
     return out[:, : HEADS * head_dim]
 

@@ -36,10 +36,10 @@ def layer_pages(executor: CpuExecutor, row: Row) -> list[NDArray[Any]]:
     kv = executor.shape.kv
     kinds = [np.int8 if kv.is_int8 else np.float32] * 2 + [np.float32] * 2
     parts = []
-    for (first, nbytes), kind in zip(kv.pages(0), kinds, strict=True):
-        if nbytes:
-            pages = executor.model.pool[first : first + kv.num_blocks * nbytes].view(kind)
-            parts.append(pages.reshape(kv.num_blocks, kv.kv_heads, -1)[list(row.blocks[0][:3])])
+    heads = executor.model.pool.reshape(kv.num_blocks, kv.slots, kv.kv_heads, -1)[list(row.blocks[0][:3]), 0]
+    for part, kind in zip(np.split(heads, np.cumsum(kv.parts)[:3], axis=2), kinds, strict=True):
+        if part.size:
+            parts.append(np.ascontiguousarray(part).view(kind))
     keys = parts[0].reshape(3, kv.kv_heads, 32, 16).transpose(0, 3, 1, 2).reshape(48, kv.kv_heads, 32)
     values = parts[1].reshape(3, kv.kv_heads, 16, 32).transpose(0, 2, 1, 3).reshape(48, kv.kv_heads, 32)
     scales = [part.transpose(0, 2, 1).reshape(48, kv.kv_heads)[: len(PROMPT)] for part in parts[2:]]

@@ -30,12 +30,11 @@ def padded(width: int) -> int:
 class KVLayout:
     """Where pages lie in the pool.
 
-    A block id is good in any group: block b of layer l is page b of the pool's slice number `slot(l)`,
-    the layer's place in its group. A slice is all keys [blocks, kv_heads, head_dim, slots], then all values
-    [blocks, kv_heads, slots, head_dim]; of bfloat16, keys [blocks, kv_heads, head_dim / 2, slots, 2] and values
-    [blocks, kv_heads, slots / 2, head_dim, 2]. head_dim and the slots of keys are padded to lanes, the slots of values
-    to an even number. Of int8, whose itemsize is 1, float32 scales of keys, then of values follow, each
-    [blocks, kv_heads, slots] padded to lanes.
+    A block id is good in any group: a block holds a layer of each group at the layer's place there, `slots` of them,
+    and of a layer, head by head, keys [head_dim, slots], then values [slots, head_dim]; of bfloat16, keys
+    [head_dim / 2, slots, 2] and values [slots / 2, head_dim, 2]. head_dim and the slots of keys are padded to lanes,
+    the slots of values to an even number. Of int8, whose itemsize is 1, float32 scales of keys, then of values
+    follow, each [slots] padded to lanes. What a query head reads of 16 tokens is thus one run, 4 KiB at head_dim 64.
     """
 
     num_blocks: int
@@ -46,36 +45,35 @@ class KVLayout:
     slots: int
 
     @property
-    def key_page_nbytes(self) -> int:
-        return self.kv_heads * padded(self.head_dim) * padded(self.block_size) * self.itemsize
-
-    @property
-    def value_page_nbytes(self) -> int:
-        return self.kv_heads * (self.block_size + self.block_size % 2) * padded(self.head_dim) * self.itemsize
-
-    @property
     def is_int8(self) -> bool:
         return self.itemsize == 1
 
     @property
-    def scale_page_nbytes(self) -> int:
-        """Of keys, and as many of values; 0 without scales."""
-        return self.kv_heads * padded(self.block_size) * 4 if self.is_int8 else 0
+    def parts(self) -> tuple[int, int, int, int]:
+        """Bytes of a head's keys, values, key scales and value scales in one block; without int8 scales take none."""
+        width, scales = padded(self.head_dim) * self.itemsize, padded(self.block_size) * 4 * self.is_int8
+        return padded(self.block_size) * width, (self.block_size + self.block_size % 2) * width, scales, scales
+
+    @property
+    def head_nbytes(self) -> int:
+        return sum(self.parts)
+
+    @property
+    def layer_nbytes(self) -> int:
+        return self.kv_heads * self.head_nbytes
 
     @property
     def block_nbytes(self) -> int:
         """Memory per block id."""
-        return self.slots * sum(nbytes for _, nbytes in self.pages(0))
+        return self.slots * self.layer_nbytes
 
     @property
     def nbytes(self) -> int:
         return self.num_blocks * self.block_nbytes
 
-    def pages(self, slot: int) -> list[tuple[int, int]]:
-        """Where a slice's keys, values, key scales and value scales begin, and the size of one page of each."""
-        sizes = (self.key_page_nbytes, self.value_page_nbytes, self.scale_page_nbytes, self.scale_page_nbytes)
-        ends = [*accumulate(sizes, initial=0)]
-        return [((slot * ends[-1] + end) * self.num_blocks, size) for end, size in zip(ends[:-1], sizes, strict=True)]
+    def pages(self, slot: int) -> list[int]:
+        """Where the first head's keys, values, key scales and value scales of a layer begin in a block."""
+        return [slot * self.layer_nbytes + first for first in accumulate(self.parts[:-1], initial=0)]
 
 
 def kv_layout(decoder: DecoderConfig, itemsize: int, num_blocks: int, block_size: int) -> KVLayout:

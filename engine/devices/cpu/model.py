@@ -136,10 +136,9 @@ class CpuModel:
         kv = self._kv
         if not (0 <= copy.source < kv.num_blocks and 0 <= copy.target < kv.num_blocks):
             raise ValueError(f"{copy}: blocks are outside [0, {kv.num_blocks})")
-        for slot in range(len(self._groups[copy.group].layers)):
-            for first, nbytes in kv.pages(slot):
-                source, target = first + copy.source * nbytes, first + copy.target * nbytes
-                self.pool[target : target + nbytes] = self.pool[source : source + nbytes]
+        blocks = self.pool.reshape(kv.num_blocks, -1)
+        nbytes = len(self._groups[copy.group].layers) * kv.layer_nbytes
+        blocks[copy.target, :nbytes] = blocks[copy.source, :nbytes]
 
 
 class _Placement:
@@ -162,7 +161,7 @@ class _Placement:
         }
 
     def pages(self, layer: int) -> list[int]:
-        return [self._pool + first for first, _ in self._kv.pages(self._slots[layer])]
+        return [self._pool + first for first in self._kv.pages(self._slots[layer])]
 
     def block_table(self, group: int) -> int:
         return _address(self._rows.block_tables[group])

@@ -19,7 +19,7 @@ from engine.devices.cpu.layout import ALIGNMENT, HEAD_ROWS, PANEL, UNIT_ROWS, KV
 from engine.kv.groups import kv_groups
 from loader.decoder import DecoderConfig
 
-COLUMNS = 20
+COLUMNS = 21
 """Width of a program's table."""
 
 
@@ -145,7 +145,7 @@ class Recorder:
             places = [buf(qkv), buf(queries), keys, values, at.angles, at.block_table(group)]
             heads = [config.num_attention_heads, config.num_key_value_heads, config.head_dim]
             tail = [self.kv.block_size, self.blocks_per_row, self._page_code, scale]
-            return [*places, at.token_rows, at.positions, *heads, *tail, *scales]
+            return [*places, at.token_rows, at.positions, *heads, *tail, *scales, *self._strides]
 
         self._emit(opcodes.ROPE_AND_CACHE, (qkv,), queries, columns)
         return queries
@@ -159,10 +159,16 @@ class Recorder:
             places = [buf(queries), buf(out), keys, values, at.block_table(group), at.items]
             heads = [config.num_attention_heads, config.num_key_value_heads, config.head_dim]
             table = [self.kv.block_size, self.blocks_per_row, self._page_code, config.layer_windows[layer] or 0]
-            return [*places, *heads, *table, at.scratch, at.scratch_stride, self._input_code == 1, *scales]
+            tail = [at.scratch, at.scratch_stride, self._input_code == 1, *scales, *self._strides]
+            return [*places, *heads, *table, *tail]
 
         self._emit(opcodes.ATTENTION, (queries,), out, columns)
         return self._quantize(out) if self.weights_int8 else out
+
+    @property
+    def _strides(self) -> tuple[int, int]:
+        """Bytes from a block to the next, and from a head to the next."""
+        return self.kv.block_nbytes, self.kv.head_nbytes
 
     @property
     def _page_code(self) -> int:

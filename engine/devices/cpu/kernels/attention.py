@@ -15,7 +15,8 @@ from engine.devices.cpu.kernels.native import atomic_add
 def attention(op, items, sync, counter, thread):
     """op: queries, out, keys pages, values pages, block table, items, heads, kv heads, head_dim, block_size,
     blocks per row, pages (0 float32, 1 bfloat16, 2 and 3 the same rounded to int8), window or 0, scratch, its stride
-    per thread, out is bfloat16, scales of keys and of values. Queries are bfloat16 where pages are odd.
+    per thread, out is bfloat16, scales of keys and of values, bytes from a
+    block to the next and from a head to the next. Queries are bfloat16 where pages are odd.
 
     items: [items, 4] int32 of first token, tokens, row, position of the first token. Threads take
     units from `sync[counter]`, the longest (last) first.

@@ -238,19 +238,19 @@ def _locate(op, item, kv_head, block, last, last_tile, tiles, room, scales):
     entries = np.int64(items[4 * item + 2]) * op[11]
     for t in range(2 * TILES):
         tile = min(block * TILES + t, last_tile)
-        page = np.int64(table[entries + tile // per_page]) * op[8] + kv_head
+        page = np.int64(table[entries + tile // per_page]) * op[19] + kv_head * op[20]
         slot = tile % per_page * LANES
-        k = op[3] + page * padded * lanes + slot if op[12] == 3 else op[3] + 2 * (page * padded * lanes + 2 * slot)
+        k = op[3] + page + (slot if op[12] == 3 else 4 * slot)
         if t >= TILES:
             tiles[TILES + t] = k
             continue
-        v = op[4] + itemsize * (page * (block_size + block_size % 2) + slot) * padded
+        v = op[4] + page + itemsize * slot * padded
         key = _first_key(block * TILES + t, block_size)
         used = max(np.int64(0), min(min(block_size - slot, np.int64(LANES)), last + 1 - key))
         k_room, v_room = room + 2 * t * LANES * padded, room + 2 * (TILES + t) * LANES * padded
         if op[12] == 3:
             _widen(k, v, lanes, padded, used, u16_pointer(k_room), u16_pointer(v_room))
-            zero, at = splat(np.float32(0.0)), page * lanes + slot
+            zero, at = splat(np.float32(0.0)), page // 4 + slot
             store(scales, t * LANES, keep_lanes(load(f32_pointer(op[17]), at), 0, used, zero))
             store(scales, KEYS + t * LANES, keep_lanes(load(f32_pointer(op[18]), at), 0, used, zero))
             k, v = k_room, v_room

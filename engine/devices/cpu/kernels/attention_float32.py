@@ -71,11 +71,11 @@ def _attend(op, item, kv_head, pages, tiles, thread):
     weights = f32_pointer(scratch + 8 * rows * padded + 8 * rows * LANES)
     _gather_queries(op, item, kv_head, group, rows, q)
     reset(out, state, rows, padded)
-    lanes = pad(block_size)
+    lanes, itemsize = pad(block_size), 1 if op[12] == 2 else 4
     last = start + tokens - 1
     first = max(0, start - window + 1) if window > 0 else np.int64(0)
     for page_start in range(first // block_size * block_size, last + 1, block_size):
-        page = np.int64(table[row * op[11] + page_start // block_size]) * kv_heads + kv_head
+        page = np.int64(table[row * op[11] + page_start // block_size]) * op[19] + kv_head * op[20]
         for slot in range(0, block_size, LANES):
             key = page_start + slot
             if key > last:
@@ -83,10 +83,10 @@ def _attend(op, item, kv_head, pages, tiles, thread):
             slots = min(block_size - slot, np.int64(LANES))
             if key + slots <= first:
                 continue
-            k, v = page * padded * lanes + slot, (page * (block_size + block_size % 2) + slot) * padded
+            k, v = page // itemsize + slot, page // itemsize + slot * padded
             used, stride = min(slots, last + 1 - key), lanes
             if op[12] == 2:
-                _dequantize(op, pages, k, v, page * lanes + slot, used, lanes, padded, tiles)
+                _dequantize(op, pages, k, v, page // 4 + slot, used, lanes, padded, tiles)
                 k, v, stride = np.int64(0), np.int64(0), np.int64(LANES)
             for block in range(0, rows, BLOCK):
                 newest = start + min(block + BLOCK - 1, count - 1) // group

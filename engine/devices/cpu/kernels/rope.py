@@ -30,7 +30,8 @@ SMALLEST_NORMAL = np.float32(2.0**-126)
 def rope_and_cache(op, rows, thread, threads):
     """op: qkv, queries, keys pages, values pages, cosines and sines, block table, token rows, token positions,
     heads, kv heads, head_dim, block_size, blocks per row, pages (0 float32, 1 bfloat16, 2 and 3 the same rounded to
-    int8), attention scale (float64 bits), scales of keys and of values. Queries are bfloat16 where pages are odd."""
+    int8), attention scale (float64 bits), scales of keys and of values, bytes from a block to
+    the next and from a head to the next. Queries are bfloat16 where pages are odd."""
     qkv, table, token_rows, positions = f32_pointer(op[1]), i32_pointer(op[6]), i32_pointer(op[7]), i32_pointer(op[8])
     heads, kv_heads, size, block_size = op[9], op[10], op[11], op[12]
     scale, stride = np.float32(f64_from_bits(op[15])), pad((heads + 2 * kv_heads) * size)
@@ -43,8 +44,8 @@ def rope_and_cache(op, rows, thread, threads):
             _rotate(qkv, x + head * size, op[5], position, size, scale if head < heads else np.float32(1.0))
         _copy_queries(op, qkv, x, token)
         for head in range(kv_heads):
-            page, slot = block * kv_heads + head, position % block_size
-            _cache(op, qkv, x + (heads + head) * size, x + (heads + kv_heads + head) * size, page, slot)
+            page, key = block * op[18] + head * op[19], x + (heads + head) * size
+            _cache(op, qkv, key, key + kv_heads * size, page, position % block_size)
 
 
 @inner
@@ -96,22 +97,20 @@ def _copy_queries(op, x, first, token):
 
 @inner
 def _cache(op, qkv, key, value, page, slot):
-    """Write one head's key and value to their slot."""
-    size, padded, block_size, lanes = op[11], pad(op[11]), op[12], pad(op[12])
-    k, v = page * padded * lanes, page * (block_size + block_size % 2) * padded
+    """Write one head's key and value to their slot of the page that begins `page` bytes behind the first."""
+    size, padded, lanes = op[11], pad(op[11]), pad(op[12])
     if op[14] >= 2:
-        key_scales, value_scales = f32_pointer(op[16]), f32_pointer(op[17])
-        at = v + slot * padded
-        key_scales[page * lanes + slot] = _quantize(qkv, key, size, padded, i8_pointer(op[3]), k + slot, lanes)
-        value_scales[page * lanes + slot] = _quantize(qkv, value, size, padded, i8_pointer(op[4]), at, 1)
+        key_scales, value_scales, at = f32_pointer(op[16]), f32_pointer(op[17]), page + slot * padded
+        key_scales[page // 4 + slot] = _quantize(qkv, key, size, padded, i8_pointer(op[3]), page + slot, lanes)
+        value_scales[page // 4 + slot] = _quantize(qkv, value, size, padded, i8_pointer(op[4]), at, 1)
     elif op[14] == 1:
-        _cache_pairs(op, qkv, key, value, k // 2 + slot, v + slot // 2 * 2 * padded + slot % 2)
+        _cache_pairs(op, qkv, key, value, page // 4 + slot, page // 2 + slot // 2 * 2 * padded + slot % 2)
     else:
-        keys, values = f32_pointer(op[3]), f32_pointer(op[4])
+        keys, values, first = f32_pointer(op[3]), f32_pointer(op[4]), page // 4
         for i in range(padded):
             inside = i < size
-            keys[k + slot + i * lanes] = qkv[key + i] if inside else np.float32(0.0)
-            values[v + slot * padded + i] = qkv[value + i] if inside else np.float32(0.0)
+            keys[first + slot + i * lanes] = qkv[key + i] if inside else np.float32(0.0)
+            values[first + slot * padded + i] = qkv[value + i] if inside else np.float32(0.0)
 
 
 @inner
