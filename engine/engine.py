@@ -37,6 +37,7 @@ from engine.observer import Observer
 from engine.publish import LiveRequest
 from engine.request import SamplingParams
 from engine.scheduler import Scheduler
+from engine.snapshot import Snapshot, take_snapshot
 from engine.stats import EngineStats, engine_stats
 from engine.stream import OutputChannel, OutputStream
 from engine.text.chat import ChatOptions, ChatTemplate, render_chat
@@ -307,6 +308,12 @@ class Engine:
             lambda: engine_stats(loop.state, loop.scheduler, loop.observer.counters)
         )
         return stats
+
+    async def snapshot(self) -> Snapshot:
+        """Blocks, sequences and iterations at one moment. Raises EngineStopped as `stats` does."""
+        loop = self._serving_loop()
+        snapshot: Snapshot = await self._inbox.control(lambda: take_snapshot(loop))
+        return snapshot
 
     @property
     def num_iterations(self) -> int:

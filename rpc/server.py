@@ -68,7 +68,7 @@ class Server:
         self._watchdog = Watchdog(engine, options.watchdog_seconds, clock)
         self._health = health.aio.HealthServicer()
         self._is_serving = False
-        self._http = self._http_server()
+        self._http = self._http_server(clock)
         self.http_port: int | None = None
         self._server = grpc.aio.server(
             interceptors=[Authentication(self._keys)] if self._keys else (), options=options.channel_arguments()
@@ -79,7 +79,7 @@ class Server:
         self._stop_asked = asyncio.Event()
         self._scope: asyncio.Timeout | None = None
 
-    def _http_server(self) -> "HttpServer | None":
+    def _http_server(self, clock: Clock) -> "HttpServer | None":
         if self._options.http_port is None:
             return None
         try:
@@ -88,7 +88,12 @@ class Server:
         except ModuleNotFoundError as error:
             raise ConfigError(f"http_port: needs the extra http, pip install 'engine-llm[http]' ({error})") from error
         service = Service(
-            self._engine, self._options, self._calls, keys=self._keys, is_serving=lambda: self._is_serving
+            self._engine,
+            self._options,
+            self._calls,
+            keys=self._keys,
+            is_serving=lambda: self._is_serving,
+            clock=clock,
         )
         return HttpServer(service, flush_seconds=FLUSH_SECONDS)
 

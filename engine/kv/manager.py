@@ -9,6 +9,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
 from engine.kv.events import BlockFeed, Parent, Stored
 from engine.kv.groups import KVGroup
 from engine.kv.pool import BlockPool
@@ -222,9 +225,12 @@ class KVManager:
                 pool.mark_cached(block, False)
 
     def follow(self, feed: BlockFeed) -> list[Stored]:
-        """Follow the index of the group that sees every key, the first if none does; returns what is there now."""
-        group = next((g for g, group in enumerate(self.groups) if group.window is None), 0)
-        return self._indexes[group].follow(feed)
+        """Tell `feed` what can be found from now on; returns what is there now. All groups hold the same contents."""
+        return self._indexes[0].follow(feed)
+
+    def block_states(self) -> tuple[npt.NDArray[np.uint8], ...]:
+        """Per group, the state of every block, as `BlockPool.states`."""
+        return tuple(pool.states() for pool in self._pools)
 
     def audit(self, holders: Iterable[Lease]) -> list[str]:
         """Check every count against the leases that exist; returns what is wrong, [] if nothing."""

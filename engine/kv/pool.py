@@ -8,8 +8,14 @@ Every block is in exactly one state:
 
 Free and cached blocks form one intrusive doubly linked list, reused from its front: worthless
 blocks are put in front, cached ones at the back, so the list's order is the LRU of the cache.
-All operations are O(1). Read next: `engine/kv/prefix.py`.
+All operations but `states` and `available` are O(1). Read next: `engine/kv/prefix.py`.
 """
+
+import numpy as np
+import numpy.typing as npt
+
+FREE, CACHED, USED, SHARED = range(4)
+"""States of a block as numbers; SHARED is used with more than one reference."""
 
 _NONE = -1
 
@@ -94,6 +100,15 @@ class BlockPool:
             self._unlink(block)
             self._link(block, before=self._end if cached else self._next[self._end])
             self.num_cached += 1 if cached else -1
+
+    def states(self) -> npt.NDArray[np.uint8]:
+        """The state of every block, [num_blocks]: one of FREE, CACHED, USED, SHARED."""
+        try:
+            counts = bytes(self._refs)  # 5 ns a block, a quarter of what numpy takes
+        except ValueError:  # more than 255 references
+            counts = bytes([min(n, 2) for n in self._refs])
+        refs, cached = np.frombuffer(counts, np.uint8), np.frombuffer(bytes(self._is_cached), np.uint8)
+        return np.where(refs == 0, cached, np.minimum(refs, 2) + 1).astype(np.uint8)
 
     def available(self) -> list[int]:
         """Blocks without a reference, in the order in which they will be taken."""

@@ -3,7 +3,9 @@
 Read next: `rpc/http/endpoint.py`, then the handlers.
 """
 
+from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import TypeAlias
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -12,15 +14,21 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
-from rpc.http import facts, text
+from rpc.http import facts, static, text
 from rpc.http.chat import chat_completions
 from rpc.http.completions import completions
 from rpc.http.endpoint import Endpoint
 from rpc.http.errors import body
+from rpc.http.fields import Fields
 from rpc.http.service import Service
+from rpc.http.state import LiveState
 
-_ROUTES = (
+_Routes: TypeAlias = tuple[tuple[str, str, Callable[[Service, Fields], Awaitable[ASGIApp]]], ...]
+"""Method, path, handler."""
+
+_ROUTES: _Routes = (
     ("POST", "/v1/chat/completions", chat_completions),
     ("POST", "/v1/completions", completions),
     ("GET", "/v1/models", facts.models),
@@ -29,24 +37,26 @@ _ROUTES = (
     ("POST", "/detokenize", text.detokenize),
     ("GET", "/tokenizer_info", text.tokenizer_info),
 )
-_OPEN_ROUTES = (
+_OPEN_ROUTES: _Routes = (
     ("GET", "/version", facts.version),
     ("GET", "/health", facts.health),
     ("GET", "/ready", facts.ready),
     ("GET", "/metrics", facts.metrics),
+    *static.ROUTES,
 )
 
 
 def make_app(service: Service) -> Starlette:
     """The app over `service`."""
     limit = service.options.max_message_bytes
+    open_routes: _Routes = (*_OPEN_ROUTES, ("GET", "/state", LiveState(service.clock)))
     routes = [
         Route(
             path,
             Endpoint(partial(handler, service), keys=keys, pace=service.calls.pace, max_body_bytes=limit),
             methods=[method],
         )
-        for table, keys in ((_ROUTES, service.keys), (_OPEN_ROUTES, None))
+        for table, keys in ((_ROUTES, service.keys), (open_routes, None))
         for method, path, handler in table
     ]
     return Starlette(

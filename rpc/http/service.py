@@ -15,6 +15,7 @@ from engine.text.chat import ChatTemplate
 from engine.text.tools import tool_format
 from rpc.auth import TENANT, ApiKeys
 from rpc.calls import Calls, own_id, serving
+from rpc.clock import Clock
 from rpc.http.errors import UnknownModel
 from rpc.http.fields import Fields
 from rpc.http.outputs import Outputs
@@ -38,12 +39,14 @@ class Service:
         *,
         keys: ApiKeys | None,
         is_serving: Callable[[], bool],
+        clock: Clock,
     ) -> None:
         self.engine = engine
         self.options = options
         self.calls = calls
         self.keys = keys
         self.is_serving = is_serving
+        self.clock = clock
         self.started = int(time.time())
         self._numbers = itertools.count()
 
