@@ -166,7 +166,7 @@ async def ask(address: str, streams: int, tokens: int) -> dict[str, Any]:
     """A Round's fields, as the clients see it."""
     async with grpc.aio.insecure_channel(address) as channel:
         await channel.channel_ready()
-        generate = channel.unary_stream(f"/{SERVICE_NAME}/Generate", pb.GenerateRequest.SerializeToString)
+        generate: Any = channel.unary_stream(f"/{SERVICE_NAME}/Generate", pb.GenerateRequest.SerializeToString)
         before = process_time()
         taken = await asyncio.gather(*(one_outside(generate, i, tokens) for i in range(streams)))
         cpu = process_time() - before

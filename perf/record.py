@@ -25,8 +25,8 @@ def machine() -> dict[str, Any]:
     }
 
 
-def record(name: str, rows: Sequence[Mapping[str, Any]], *, title: str, **more: Any) -> Path:
-    """Print `rows` and write them, and what `more` names, to `perf/results/<name>.json`."""
+def record(name: str, rows: Sequence[Mapping[str, Any]], *, title: str, folder: Path = RESULTS, **more: Any) -> Path:
+    """Print `rows` and write them, and what `more` names, to `<name>.json` in `folder`."""
     table = Table(title=title)
     for column in rows[0]:
         table.add_column(column, justify="left" if isinstance(rows[0][column], str) else "right")
@@ -41,8 +41,8 @@ def record(name: str, rows: Sequence[Mapping[str, Any]], *, title: str, **more: 
         "rows": list(rows),
         **more,
     }
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{name}.json"
     path.write_text(json.dumps(result, indent=2) + "\n")
     return path
 
