@@ -4,7 +4,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.kv.pool import BlockPool
+from engine.kv.pool import CACHED, FREE, SHARED, USED, BlockPool
 
 NUM_BLOCKS = 6
 
@@ -80,6 +80,9 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.num_free + self.pool.num_cached + self.pool.num_used == NUM_BLOCKS
         assert [self.pool.refs(b) for b in range(NUM_BLOCKS)] == list(self.refs.values())
         assert {b for b in range(NUM_BLOCKS) if self.pool.is_cached(b)} == self.cached
+        assert self.pool.states().tolist() == [
+            (SHARED if n > 1 else USED) if n else (CACHED if b in self.cached else FREE) for b, n in self.refs.items()
+        ]
 
 
 TestPool = PoolMachine.TestCase
@@ -88,3 +91,12 @@ TestPool = PoolMachine.TestCase
 def test_a_pool_without_blocks_is_refused() -> None:
     with pytest.raises(ValueError, match="num_blocks"):
         BlockPool(0)
+
+
+def test_a_block_that_very_many_share_is_shared() -> None:
+    pool = BlockPool(3)
+    blocks = [pool.take(), pool.take()]
+    for _ in range(1000):
+        pool.share(blocks[0])
+    assert sorted(pool.states().tolist()) == [FREE, USED, SHARED]
+    assert pool.states()[blocks].tolist() == [SHARED, USED]

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from engine.errors import EngineError, EngineStopped, InvalidRequest
 from engine.request import Delta, SamplingParams
+from engine.snapshot import Snapshot
 from engine.stats import EngineStats, TenantStats
 from engine.stream import OutputChannel, OutputStream
 from engine.trace import IterationRecord, Profile, RequestRecord
@@ -93,6 +94,8 @@ class FakeEngine:
         self.num_iterations = 0
         self.has_work = False
         self.current_stats = STATS
+        self.current_snapshot: Snapshot | None = None
+        self.num_snapshots = 0
         self.profile: Profile | None = None
         self.failure: asyncio.Future[Exception] = asyncio.get_event_loop().create_future()
 
@@ -139,6 +142,10 @@ class FakeEngine:
 
     async def stats(self) -> EngineStats:
         return self.current_stats
+
+    async def snapshot(self) -> Snapshot | None:
+        self.num_snapshots += 1
+        return self.current_snapshot
 
     def start_profile(self) -> None:
         self.profile = profile(0)
