@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from smg_grpc_proto.generated import common_pb2 as common
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
+from smg_grpc_proto.generated import vllm_engine_pb2_grpc as pb_grpc
 
 from engine.errors import OverCapacity
 from engine.request import Logprob
@@ -22,10 +23,11 @@ from loader.checkpoint import GenerationConfig
 from rpc.router.params import sampling_params
 from tests.router.checkpoint import TEMPLATE
 from tests.router.conftest import Routed
+from tests.router.fake_engine import RoutedEngine
+from tests.rpc.conftest import Serving
 from tests.rpc.fake_engine import Submission
 
 IDS = pb.TokenizedInput(input_ids=[5, 6, 7])
-NO_DEFAULTS = GenerationConfig(eos_token_ids=())
 
 
 def request(stream: bool = False, **sampling: Any) -> pb.GenerateRequest:
@@ -252,11 +254,7 @@ async def test_health_follows_the_server(routed: Routed) -> None:
     assert len(await read_all(call)) == 1
 
 
-async def test_a_loading_engine_is_no_worker_yet(serving: Any, model: Path) -> None:
-    from smg_grpc_proto.generated import vllm_engine_pb2_grpc as pb_grpc
-
-    from tests.router.fake_engine import RoutedEngine
-
+async def test_a_loading_engine_is_no_worker_yet(serving: Serving, model: Path) -> None:
     engine = RoutedEngine(model)
     engine.may_load.clear()
     async with (
@@ -310,6 +308,7 @@ async def test_the_tokenizer_is_a_zip_that_is_always_the_same(routed: Routed) ->
     assert {"tokenizer.json", "tokenizer_config.json", "config.json"} <= set(files.namelist())
     assert not any(name.endswith(".safetensors") for name in files.namelist())
     assert json.loads(files.read("tokenizer_config.json"))["chat_template"] == TEMPLATE
+    assert {entry.date_time[0] for entry in files.infolist()} == {1980}
     assert await fetch() == data
 
 

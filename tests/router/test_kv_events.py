@@ -121,6 +121,9 @@ async def test_a_snapshot_in_chunks_and_then_what_changes(routed: Routed, monkey
     await read_snapshot(call, mirror)
     assert mirror.blocks == expected([first, second])
     assert mirror.chunks == [(i, 4, 5) for i in range(4)]
+    fill(routed, second, root="acme", first_block=8)
+    for _ in range(3):
+        await routed.stub.HealthCheck(pb.HealthCheckRequest())  # the subscription's turn: nothing in it is its own
     for block in (2, 5, 4, 1):
         routed.engine.index.evict(block)
     fill(routed, range(200, 200 + 2 * BLOCK), first_block=10)
