@@ -91,7 +91,7 @@ def state_of(snapshot: Snapshot, info: ModelInfo, *, time: float, with_ids: bool
             {"window": window, **_block_map(states)}
             for window, states in zip(snapshot.windows, snapshot.blocks, strict=True)
         ],
-        "iterations": _iterations(snapshot.iterations),
+        "steps": _steps(snapshot.iterations),
         "latency": {
             "time_to_first_token": _histogram(snapshot.time_to_first_token),
             "inter_token_latency": _histogram(snapshot.inter_token_latency),
@@ -123,16 +123,17 @@ def _block_map(states: npt.NDArray[np.uint8]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _iterations(records: Sequence[IterationRecord]) -> dict[str, list[float]]:
-    """Columns, oldest first; of iterations that launched a step."""
-    launched = [record for record in records if record.launched]
+def _steps(records: Sequence[IterationRecord]) -> dict[str, list[float]]:
+    """Columns, oldest first, of the steps that have settled: each with the iteration that waited for it."""
+    ends = {record.settled: record for record in records}
+    steps = [(record, ends[record.launched]) for record in records if record.launched in ends and record.launched]
     return {
-        "step": [r.launched for r in launched],
-        "prefill_tokens": [r.tokens - r.decode_rows for r in launched],
-        "decode_tokens": [r.decode_rows for r in launched],
-        "rows": [r.prefill_rows + r.decode_rows for r in launched],
-        "milliseconds": _milliseconds(r.seconds for r in launched),
-        "device_milliseconds": _milliseconds(r.device_seconds for r in launched),
+        "step": [launch.launched for launch, _ in steps],
+        "prefill_tokens": [launch.tokens - launch.decode_rows for launch, _ in steps],
+        "decode_tokens": [launch.decode_rows for launch, _ in steps],
+        "rows": [launch.prefill_rows + launch.decode_rows for launch, _ in steps],
+        "milliseconds": _milliseconds(end.seconds for _, end in steps),
+        "device_milliseconds": _milliseconds(end.device_seconds for _, end in steps),
     }
 
 

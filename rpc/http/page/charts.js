@@ -17,11 +17,11 @@ function begin(canvas, height = canvas.clientHeight) {
   return { context, width, height };
 }
 
-// The least of 1, 2, 5 x 10^n that is not below `value`.
+// The least round number that is not below `value`; its half is round, too.
 function ceiling(value) {
   if (value <= 0) return 1;
   const power = 10 ** Math.floor(Math.log10(value));
-  return power * [1, 2, 5, 10].find((step) => step * power >= value * 0.999);
+  return power * [1, 1.2, 1.6, 2, 2.4, 3, 4, 5, 6, 8, 10].find((step) => step * power >= value * 0.999);
 }
 
 export function compact(value) {
@@ -36,7 +36,7 @@ export function duration(seconds) {
 }
 
 // Horizontal lines with the left axis' numbers and, with `rightTop`, the right axis'.
-function grid({ context, width, height }, top, unit, rightTop = null, rightUnit = "") {
+function grid({ context, width, height }, top, rightTop = null) {
   context.strokeStyle = colour("line");
   context.fillStyle = colour("dim");
   context.textBaseline = "middle";
@@ -53,16 +53,12 @@ function grid({ context, width, height }, top, unit, rightTop = null, rightUnit 
     if (rightTop !== null) context.fillText(compact(part * rightTop), width - PAD.right + 6, y);
   }
   context.textBaseline = "alphabetic";
-  context.textAlign = "right";
-  context.fillText(unit, PAD.left - 6, height - 5);
-  context.textAlign = "left";
-  context.fillText(rightUnit, width - PAD.right + 6, height - 5);
 }
 
 function line({ context, width, height }, points, top, name) {
   const plot = { w: width - PAD.left - PAD.right, h: height - PAD.top - PAD.bottom };
   context.strokeStyle = colour(name);
-  context.lineWidth = 1.75;
+  context.lineWidth = 1.5;
   context.lineJoin = "round";
   context.beginPath();
   let isDown = false;
@@ -82,7 +78,7 @@ const STATES = { f: "free", c: "cached", u: "used", s: "shared" };
 export function blockMap(canvas, cells, maxHeight) {
   const width = canvas.clientWidth;
   if (!width || !cells.length) return;
-  let size = 16;
+  let size = 30;
   while (size > 2 && Math.ceil(cells.length / Math.floor(width / size)) * size > maxHeight) size -= 1;
   const columns = Math.floor(width / size);
   const height = Math.ceil(cells.length / columns) * size;
@@ -119,7 +115,9 @@ export function stepBars(canvas, steps, marked) {
   const [prefill, decode, times] = [steps.prefill_tokens, steps.decode_tokens, steps.milliseconds].map(latest);
   const top = ceiling(Math.max(...prefill.map((n, i) => n + decode[i]), 1));
   const timeTop = ceiling(Math.max(...times, 0.001));
-  grid(area, top, "tokens", timeTop, "ms");
+  grid(area, top, timeTop);
+  context.fillText("tokens", 4, height - 5);
+  context.fillText("ms", width - PAD.right + 6, height - 5);
   const plot = height - PAD.top - PAD.bottom;
   const pitch = (width - PAD.left - PAD.right) / prefill.length;
   const bar = (i, from, tokens, name) => {
@@ -144,11 +142,11 @@ export function histogram(canvas, { bounds, counts }) {
   if (area === null) return;
   const { context, width, height } = area;
   const last = counts.findLastIndex((n) => n > 0);
-  if (last < 0) { grid(area, 1, ""); return; }
+  if (last < 0) { grid(area, 1); return; }
   const first = Math.max(0, counts.findIndex((n) => n > 0) - 1);
   const shown = counts.slice(first, Math.max(last + 2, first + 6));
   const top = ceiling(Math.max(...shown));
-  grid(area, top, "");
+  grid(area, top);
   const plot = height - PAD.top - PAD.bottom;
   const pitch = (width - PAD.left - PAD.right) / shown.length;
   const every = Math.ceil(54 / pitch);
@@ -184,7 +182,7 @@ export function throughput(canvas, points, span) {
   if (area === null) return;
   const { context, width, height } = area;
   const top = ceiling(Math.max(1, ...points.flatMap((p) => [p.output ?? 0, p.prompt ?? 0])));
-  grid(area, top, "tok/s");
+  grid(area, top);
   const end = points.at(-1)?.time ?? 0;
   for (const [key, name] of [["prompt", "prefill"], ["output", "decode"]]) {
     line(area, points.map((p) => [1 - (end - p.time) / span, p[key]]), top, name);

@@ -102,7 +102,7 @@ export class EngineView {
     while (maps.children.length < groups.length) maps.append(newMap());
     groups.forEach((group, i) => {
       const canvas = maps.children[i];
-      charts.blockMap(canvas, group.cells, 262 / groups.length);
+      charts.blockMap(canvas, group.cells, 270 / groups.length);
       const window = group.window === null ? "" : `Window of ${group.window} tokens: `;
       canvas.setAttribute("aria-label", `${window}${group.used} in use, ${group.shared} shared, ${group.cached} cached, ${group.free} free`);
     });
@@ -118,21 +118,21 @@ export class EngineView {
 
   // -- steps ---------------------------------------------------------------------------------
 
-  get #numSteps() { return this.#state?.iterations.step.length ?? 0; }
+  get #numSteps() { return this.#state?.steps.step.length ?? 0; }
 
   #drawSteps() {
-    const steps = this.#state.iterations;
+    const steps = this.#state.steps;
     if (!this.#numSteps) { $("steps-note").textContent = "no step yet"; return; }
     const found = steps.step.indexOf(this.#markedStep);
     charts.stepBars($("steps"), steps, found < 0 ? null : found);
     const i = found < 0 ? this.#numSteps - 1 : found;
     $("steps-note").textContent =
       `${found < 0 ? "latest, " : ""}step ${steps.step[i].toLocaleString("en")}: ${steps.prefill_tokens[i]} prefill + ` +
-      `${steps.decode_tokens[i]} decode tokens in ${steps.rows[i]} rows, ${steps.milliseconds[i].toFixed(1)} ms`;
+      `${steps.decode_tokens[i]} decode tokens in ${steps.rows[i]} ${steps.rows[i] === 1 ? "row" : "rows"}, ${steps.milliseconds[i].toFixed(1)} ms (device ${steps.device_milliseconds[i].toFixed(1)})`;
   }
 
   #mark(index) {
-    this.#markedStep = index === null || !this.#numSteps ? null : this.#state.iterations.step[index];
+    this.#markedStep = index === null || !this.#numSteps ? null : this.#state.steps.step[index];
     if (this.#state !== null) this.#drawSteps();
   }
 
@@ -140,7 +140,7 @@ export class EngineView {
     const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     if (move === undefined || !this.#numSteps) return;
     event.preventDefault();
-    const from = this.#state.iterations.step.indexOf(this.#markedStep);
+    const from = this.#state.steps.step.indexOf(this.#markedStep);
     const next = (from < 0 ? this.#numSteps : from) + move;
     const first = this.#numSteps - charts.stepsShown($("steps"), this.#numSteps);
     this.#mark(next >= this.#numSteps ? null : Math.max(first, next));

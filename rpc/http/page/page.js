@@ -72,6 +72,7 @@ $("theme").addEventListener("click", switchTheme);
 $("help").addEventListener("click", openHelp);
 dark.addEventListener("change", showTheme);
 document.addEventListener("keydown", onKey);
+if (matchMedia("(max-width: 760px)").matches) $("settings").open = false;
 showTheme();
 show(location.hash === "#engine" ? "engine" : "chat");
 if (location.hash !== "#engine") $("message").focus();

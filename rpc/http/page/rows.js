@@ -1,5 +1,5 @@
 // Rows: the table of running and waiting sequences; a row of the table is used again for whoever is there next.
-const COLUMNS = ["", "id", "phase", "n", "n", "n", "n", ""];
+const COLUMNS = ["", "id", "", "n", "n", "n", "n", ""];
 
 export class Rows {
   #body;

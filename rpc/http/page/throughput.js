@@ -2,7 +2,7 @@
 import * as charts from "./charts.js";
 
 const SPAN = 120; // seconds
-const WINDOW = 1; // seconds over which a rate is taken: a prompt counts at once when it is complete
+const WINDOW = 2; // seconds over which a rate is taken: a prompt counts at once when it is complete
 const GAP = 8; // seconds without a picture, as while the page was hidden: no rate is known for them
 
 export class Throughput {

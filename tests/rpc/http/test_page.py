@@ -118,11 +118,11 @@ async def test_the_engines_picture(http: Http, browser: Browser) -> None:
     ]
     assert (await browser.text("#block-legend")).split("\n") == ["in use 2", "shared 1", "cached, unused 1", "free 2"]
     note = await browser.text("#steps-note")
-    assert note == "latest, step 5: 12 prefill + 3 decode tokens in 4 rows, 125.0 ms"
+    assert note == "latest, step 5: 12 prefill + 3 decode tokens in 4 rows, 125.0 ms (device 62.5)"
     assert (await browser.text("#ttft-note")).startswith("p50 70 ms · p90 640 ms")
     await browser.script("document.getElementById('steps').focus()")
     await browser.press(LEFT, LEFT)
-    assert await browser.text("#steps-note") == "step 4: 30 prefill + 0 decode tokens in 1 rows, 250.0 ms"
+    assert await browser.text("#steps-note") == "step 4: 30 prefill + 0 decode tokens in 1 row, 250.0 ms (device 125.0)"
     await is_quiet(browser, origin)
 
     await browser.press("p")

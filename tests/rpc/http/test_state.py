@@ -67,7 +67,7 @@ async def test_everything_that_is_known(http_serving: HttpServing, engine: FakeE
         "block_groups": [
             {"window": None, "free": 2, "cached": 1, "used": 2, "shared": 1, "blocks_per_cell": 1, "cells": "fcusuf"}
         ],
-        "iterations": {
+        "steps": {
             "step": [4, 5],
             "prefill_tokens": [30, 12],
             "decode_tokens": [0, 3],
