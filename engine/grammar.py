@@ -56,12 +56,12 @@ class Grammar:
         if time.thread_time() - began > MASK_SECONDS:
             self.error = f"too complex: finding the next tokens took longer than {MASK_SECONDS:g} s"
         elif self._matcher.is_error():
-            self.error = self._matcher.get_error().removesuffix(_NOT_VERBOSE)
+            self.error = _one_line(self._matcher.get_error())
 
     def advance(self, token_id: int) -> None:
         """The output has grown by a token that the mask allowed."""
         if not self._matcher.consume_token(token_id):
-            self.error = self.error or self._matcher.get_error()
+            self.error = self.error or _one_line(self._matcher.get_error())
         self.has_ended = bool(self.error) or self._matcher.is_stopped()
 
 
@@ -112,7 +112,7 @@ class GrammarCompiler:
         try:
             source = _source(wanted, LLMatcher)
         except ValueError as error:
-            raise InvalidRequest(field, str(error)) from error
+            raise InvalidRequest(field, _one_line(str(error))) from error
         matcher = LLMatcher(self._open_tokenizer(), source, log_level=0, limits=limits)
         grammar = Grammar(matcher)
         first = np.empty(-(-self.vocab_size // 32), np.uint32)  # it takes longest
@@ -126,16 +126,21 @@ class GrammarCompiler:
 
         with self._lock:
             if self._ll_tokenizer is None:
-                self._ll_tokenizer = LLTokenizer(
-                    self._tokenizer.to_json(), n_vocab=self.vocab_size, eos_token=self._eos_token_ids or None
-                )
+                try:
+                    self._ll_tokenizer = LLTokenizer(
+                        self._tokenizer.to_json(), n_vocab=self.vocab_size, eos_token=self._eos_token_ids or None
+                    )
+                except ValueError as error:
+                    raise InvalidRequest("structured_outputs", f"not with this model's tokenizer: {error}") from error
             return self._ll_tokenizer
 
 
 JSON_OPTIONS = {"whitespace_pattern": r"[ \t]|\r?\n[ \t]{0,32}"}
 """Between JSON's parts a space, or a line break and its indentation: a small model left free writes nothing else."""
 
-_NOT_VERBOSE = "\n<non-verbose/>"
+
+def _one_line(error: str) -> str:
+    return " ".join(error.removesuffix("<non-verbose/>").split())
 
 
 def _source(wanted: StructuredOutputs, ll: Any) -> str:

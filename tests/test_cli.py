@@ -60,6 +60,8 @@ def test_version(run: Run) -> None:
         (["generate", "x", "--temperature", "-1"], "temperature"),
         (["generate", "x", "--timeout", "0"], "--timeout"),
         (["generate", "x", "--max-tokens", "-1"], "max_tokens"),
+        (["generate", "x", "--json-schema", "nothing-there.json"], "--json-schema"),
+        (["generate", "x", "--regex", "a", "--choice", "b"], "structured_outputs: give exactly one"),
         (["import", "/no/such.gguf", "dir"], "/no/such.gguf"),
         (["no-such-command"], "no-such-command"),
     ],

@@ -42,10 +42,12 @@ async def chat_completions(service: Service, fields: Fields) -> ASGIApp:
             max_tokens=_max_tokens(fields),
             logprobs=num_top,
             constraint=tools.constraint,
+            skip_special_tokens=not tools.reads_markers,
         )
     prompt = await render(engine, fields, tools.schemas)
     call_id = f"chatcmpl-{REQUEST_ID.get()}"
     with renamed(_ENGINE_NAMES):
+        await engine.compile_grammar(params)
         outputs = service.submit(call_id, [prompt], params, fields.get("priority", int) or 0)
     head = {
         "id": call_id,

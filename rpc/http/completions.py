@@ -50,6 +50,7 @@ async def completions(service: Service, fields: Fields) -> ASGIApp:
         prompt_logprobs=logprobs if echo else None,
     )
     prompts = [await _prompt(engine, fields, value, params, echo) for value in _prompt_values(fields)]
+    await engine.compile_grammar(params)
     call_id = f"cmpl-{REQUEST_ID.get()}"
     outputs = service.submit(call_id, [p.token_ids for p in prompts], params, fields.get("priority", int) or 0)
     choices = [

@@ -4,6 +4,7 @@ The checkpoint is real (it has no tokenizer), the device is the fake one.
 """
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,7 +15,9 @@ import pytest
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import ConfigError, DeviceFault, EngineStopped, InvalidRequest, OverCapacity
+from engine.grammar import Grammar, GrammarCompiler
 from engine.request import SamplingParams
+from engine.structured import StructuredOutputs
 from tests.engine.fake_device import FakeDevice, expected
 from tests.engine.test_loop import collect, tokens_of
 
@@ -34,8 +37,8 @@ async def serving(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> AsyncIter
         return devices[0]
 
     monkeypatch.setattr("engine.engine.open_device", open_fake)
-    defaults = {"max_model_len": 64, "max_num_seqs": 4, "dtype": "float32", "max_logprobs": 8}
-    config = EngineConfig(model=str(LLAMA), **{**defaults, **settings})
+    defaults = {"model": str(LLAMA), "max_model_len": 64, "max_num_seqs": 4, "dtype": "float32", "max_logprobs": 8}
+    config = EngineConfig(**{**defaults, **settings})
     async with Engine(config) as engine:
         yield engine, devices[0]
     assert devices[0].closed
@@ -50,6 +53,7 @@ def params(**values: Any) -> SamplingParams:
     [
         ([], {}, "prompt: is empty"),
         ("text", {}, "prompt: the model has no tokenizer"),
+        ([1], {"structured_outputs": StructuredOutputs(regex="a")}, "structured_outputs: the model has no tokenizer"),
         ([1, 512], {}, "prompt: token id 512 is out of range, must be between 0 and 511"),
         ([-1], {}, "prompt: token id -1 is out of range"),
         ([1.5], {}, "prompt: must be text or token ids"),
@@ -208,3 +212,38 @@ async def test_a_request_larger_than_the_pool_is_refused_and_holds_up_nobody(mon
         small += [engine.generate([i] * 20, params()) for i in range(1, 3)]
         assert [await tokens_of(s) for s in small] == [expected([i] * 20, 4) for i in range(3)]
         assert await engine.audit() == []
+
+
+async def test_grammars_are_compiled_off_the_loop_and_found_by_generate(
+    monkeypatch: pytest.MonkeyPatch, smollm2: Path
+) -> None:
+    threads: list[str] = []
+    compile_it = GrammarCompiler._compile
+
+    def compile_and_note(self: GrammarCompiler, wanted: StructuredOutputs) -> Grammar:
+        threads.append(threading.current_thread().name)
+        return compile_it(self, wanted)
+
+    monkeypatch.setattr(GrammarCompiler, "_compile", compile_and_note)
+    asked = params(structured_outputs=StructuredOutputs(regex="[ab]{3}"))
+    async with serving(monkeypatch, model=str(smollm2), kv_cache_memory_bytes=8 << 20) as (engine, _):
+        await engine.compile_grammar(params())
+        for _ in range(2):
+            await engine.compile_grammar(asked)
+        engine.generate([1, 2], asked).cancel()
+        with pytest.raises(InvalidRequest, match=r"^structured_outputs\.regex: .*unclosed group"):
+            await engine.compile_grammar(params(structured_outputs=StructuredOutputs(regex="a(")))
+    assert len(threads) == 2
+    assert threading.current_thread().name not in threads
+
+
+async def test_a_grammar_that_takes_too_long_to_compile_is_refused(
+    monkeypatch: pytest.MonkeyPatch, smollm2: Path
+) -> None:
+    may_end = threading.Event()
+    monkeypatch.setattr("engine.engine.COMPILE_SECONDS", 0.0)
+    monkeypatch.setattr(GrammarCompiler, "_compile", lambda self, wanted: may_end.wait())
+    async with serving(monkeypatch, model=str(smollm2), kv_cache_memory_bytes=8 << 20) as (engine, _):
+        with pytest.raises(InvalidRequest, match=r"^structured_outputs\.regex: was not compiled within 0 s"):
+            await engine.compile_grammar(params(structured_outputs=StructuredOutputs(regex="a")))
+        may_end.set()

@@ -9,6 +9,8 @@ from typing import Any
 import llguidance
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from engine import grammar as grammar_module
 from engine.errors import InvalidRequest
@@ -246,6 +248,12 @@ def test_the_grammars_used_last_are_kept(tokenizer: TextTokenizer, monkeypatch: 
     assert compiler.compile(a) is first
     compiler.compile(c)
     assert [compiler.has(x) for x in (a, b, c)] == [True, False, True]
+
+
+def test_a_tokenizer_that_llguidance_cannot_read_is_an_error_of_the_request() -> None:
+    words = TextTokenizer(Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="a")))
+    with pytest.raises(InvalidRequest, match=r"structured_outputs: not with this model's tokenizer: .*decoder"):
+        GrammarCompiler(words, 2, [0]).compile(StructuredOutputs(regex="a"))
 
 
 def test_without_llguidance_the_extra_is_named(tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
