@@ -1,6 +1,7 @@
 """Calls: the calls that produce output, over every interface of a server.
 
-Shutdown waits for them, and the pace at which they end tells a refused client when to try again.
+Shutdown waits for them, they share the turns of the event loop, and the pace at which they end tells a refused
+client when to try again.
 """
 
 import asyncio
@@ -12,13 +13,23 @@ from engine.errors import EngineStopped
 from rpc.auth import TENANT
 from rpc.clock import Clock
 from rpc.pace import Pace
+from rpc.turnstile import Turnstile
+
+WRITERS_PER_TURN = 8
+"""Messages of output in one turn of the event loop: 0.4 ms, by which a step of the engine is late at most."""
 
 
 class Calls:
-    """Counts live calls; `pace` is told by whoever submits that a request has left the engine."""
+    """Counts live calls.
+
+    Attributes:
+        pace: told by whoever submits that a request has left the engine.
+        turnstile: passed by whoever reads output to write it.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self.pace = Pace(clock)
+        self.turnstile = Turnstile(WRITERS_PER_TURN)
         self._live = 0
         self._idle = asyncio.Event()
         self._idle.set()

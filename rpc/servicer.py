@@ -25,11 +25,8 @@ from rpc.clock import Clock
 from rpc.errors import reported, within_deadline
 from rpc.proto.engine.v1 import engine_pb2 as pb
 from rpc.proto.engine.v1 import engine_pb2_grpc as pb_grpc
-from rpc.turnstile import Turnstile
 
 MAX_REQUEST_ID_CHARS = 256
-WRITERS_PER_TURN = 8
-"""Messages of output in one turn of the event loop: 0.4 ms, by which a step of the engine is late at most."""
 MIN_STATS_INTERVAL = 0.1
 PROFILE_ITERATIONS = 10_000
 PROFILE_PIECE_BYTES = 1 << 20
@@ -44,7 +41,6 @@ class EngineServicer(pb_grpc.EngineServicer):
         self._engine = engine
         self._calls = calls
         self._clock = clock
-        self._turnstile = Turnstile(WRITERS_PER_TURN)
 
     # -- requests ---------------------------------------------------------------------------
 
@@ -86,7 +82,7 @@ class EngineServicer(pb_grpc.EngineServicer):
     ) -> None:
         completion_tokens = cached_tokens = 0
         open_choices = request.sampling.n or 1
-        while (delta := await stream.read(self._turnstile.enter)) is not None:
+        while (delta := await stream.read(self._calls.turnstile.enter)) is not None:
             completion_tokens += len(delta.token_ids)
             cached_tokens = max(cached_tokens, delta.num_cached_tokens)
             open_choices -= delta.finish_reason is not None

@@ -51,7 +51,7 @@ class Outputs:
     async def read(self) -> tuple[int, Delta] | None:
         """The next delta and the index of its prompt; None when every request has ended. Raises EngineError."""
         if len(self.streams) == 1:
-            delta, index = await self.streams[0].read(), 0
+            delta, index = await self.streams[0].read(self._calls.turnstile.enter), 0
         else:
             delta, index = await self._read_any()
         if delta is None:
@@ -71,7 +71,8 @@ class Outputs:
         return None, 0
 
     def _read_later(self, index: int) -> None:
-        self._reads[asyncio.create_task(self.streams[index].read())] = index
+        read = self.streams[index].read(self._calls.turnstile.enter)
+        self._reads[asyncio.create_task(read)] = index
 
     @property
     def usage(self) -> dict[str, Any]:

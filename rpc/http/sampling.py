@@ -17,7 +17,7 @@ _FLOATS = (
     "length_penalty",
 )
 _INTEGERS = ("n", "best_of", "top_k", "seed", "min_tokens", "truncate_prompt_tokens")
-_FLAGS = ("use_beam_search", "include_stop_str_in_output", "ignore_eos", "skip_special_tokens")
+_FLAGS = ("use_beam_search", "include_stop_str_in_output", "ignore_eos")
 _IDS = ("stop_token_ids", "allowed_token_ids")
 _GUIDED = {
     "guided_json": "json",
@@ -36,12 +36,14 @@ def sampling_params(
     logprobs: int | None,
     prompt_logprobs: int | None = None,
     constraint: StructuredOutputs | None = None,
+    skip_special_tokens: bool = True,
 ) -> SamplingParams:
     """What `fields` ask for over `defaults`. Raises InvalidRequest naming the field.
 
     Args:
         max_tokens: None is as many as fit.
         constraint: goes before what `fields` say about the output's form.
+        skip_special_tokens: where `fields` say nothing.
     """
     asked: dict[str, Any] = {
         **{name: fields.get(name, float) for name in _FLOATS},
@@ -52,6 +54,7 @@ def sampling_params(
         "stop": _stop(fields),
         "logit_bias": _logit_bias(fields),
         "structured_outputs": constraint or structured_outputs(fields),
+        "skip_special_tokens": fields.flag("skip_special_tokens", skip_special_tokens),
         "logprobs": logprobs,
         "prompt_logprobs": prompt_logprobs,
     }

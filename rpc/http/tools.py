@@ -29,6 +29,7 @@ class Tools:
         constraint: on the text, if it must be a call.
         make_parser: a parser for each choice, None where text is only text.
         one_call: calls behind the first are dropped.
+        reads_markers: special tokens may mark a call, so they must be in the text.
         ends_in_calls: a choice with calls has the finish reason "tool_calls".
     """
 
@@ -36,6 +37,7 @@ class Tools:
     constraint: StructuredOutputs | None = None
     make_parser: Callable[[], ToolParser] | None = None
     one_call: bool = False
+    reads_markers: bool = False
     ends_in_calls: bool = True
 
 
@@ -55,7 +57,7 @@ def tools_of(fields: Fields, format: str | None, *, allow_auto: bool) -> Tools:
             why = "--no-enable-auto-tool-choice" if format else "its chat template shows no format; --tool-call-parser"
             raise InvalidRequest("tool_choice", f'"auto" cannot be had from this server: {why}')
         one_call = not fields.flag("parallel_tool_calls", True)
-        return Tools(schemas, None, partial(tool_parser, format), one_call)
+        return Tools(schemas, None, partial(tool_parser, format), one_call, reads_markers=True)
     functions = {tool["function"]["name"]: _parameters(tool["function"]) for tool in schemas}
     if not isinstance(choice, _Named):
         constraint = StructuredOutputs(json=_any_call(functions))
@@ -111,7 +113,7 @@ def _any_call(functions: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     for name, parameters in functions.items():
         for key in parameters.get("$defs", {}):
             if definitions.setdefault(key, parameters["$defs"][key]) != parameters["$defs"][key]:
-                raise InvalidRequest("tools", f"$defs.{key} means different things in different tools")
+                raise InvalidRequest("tools", f"$defs {key!r} means different things in different tools")
         calls.append(
             {
                 "type": "object",

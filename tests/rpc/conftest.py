@@ -28,7 +28,7 @@ class Served:
 Serving = Callable[..., AbstractAsyncContextManager[Served]]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def serving() -> Serving:
     """`async with serving(engine, **options) as served`; `wait=False` does not wait for SERVING."""
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+import pytest_asyncio
 
 from tests.rpc.conftest import Served, Serving
 from tests.rpc.fake_engine import FakeEngine, Submission
@@ -38,7 +39,7 @@ class Http:
 HttpServing = Callable[..., AbstractAsyncContextManager[Http]]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def http_serving(serving: Serving) -> HttpServing:
     """`async with http_serving(engine, **options) as http`."""
 
@@ -46,7 +47,9 @@ def http_serving(serving: Serving) -> HttpServing:
     async def serve(engine: FakeEngine | None = None, **options: Any) -> AsyncIterator[Http]:
         async with (
             serving(engine, http_port=0, **options) as served,
-            httpx.AsyncClient(base_url=f"http://127.0.0.1:{served.server.http_port}", timeout=30) as client,
+            httpx.AsyncClient(
+                base_url=f"http://127.0.0.1:{served.server.http_port}", timeout=30, verify=False
+            ) as client,
         ):
             yield Http(served, client)
 
@@ -55,5 +58,12 @@ def http_serving(serving: Serving) -> HttpServing:
 
 @pytest.fixture
 async def http(http_serving: HttpServing) -> AsyncIterator[Http]:
+    async with http_serving() as http:
+        yield http
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_http(http_serving: HttpServing) -> AsyncIterator[Http]:
+    """One server for many cases that leave nothing behind; they run in the module's loop."""
     async with http_serving() as http:
         yield http

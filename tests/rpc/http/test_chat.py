@@ -195,6 +195,7 @@ async def test_the_model_may_call_tools(hermes: Http) -> None:
     call, request = await post(hermes, tools=[WEATHER, TIME])
     assert hermes.engine.chat_options["tools"] == [WEATHER, TIME]
     assert request.params.structured_outputs is None
+    assert not request.params.skip_special_tokens  # a marker may be one
     for text in TWO_CALLS[:-1]:
         request.push(text, [1])
     request.finish(TWO_CALLS[-1], [1])
@@ -278,8 +279,9 @@ async def test_a_named_function_is_its_arguments(http: Http) -> None:
         ),
     ],
 )
-async def test_tools_that_cannot_be(http: Http, body: dict[str, Any], param: str) -> None:
-    assert (await http.refusal(PATH, **HELLO | body))[:2] == (400, param)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_tools_that_cannot_be(shared_http: Http, body: dict[str, Any], param: str) -> None:
+    assert (await shared_http.refusal(PATH, **HELLO | body))[:2] == (400, param)
 
 
 async def test_auto_can_be_switched_off(http_serving: HttpServing) -> None:

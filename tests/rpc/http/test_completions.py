@@ -55,9 +55,10 @@ async def test_the_whole_answer(http: Http) -> None:
         (["a", [6, 7]], [[1, 97], [6, 7]]),
     ],
 )
-async def test_a_prompt_is_text_or_ids_or_several(http: Http, prompt: Any, ids: list[list[int]]) -> None:
-    call = post(http, prompt=prompt)
-    submitted = await requests(http, len(ids))
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_prompt_is_text_or_ids_or_several(shared_http: Http, prompt: Any, ids: list[list[int]]) -> None:
+    call = post(shared_http, prompt=prompt)
+    submitted = await requests(shared_http, len(ids))
     assert [request.prompt for request in submitted] == ids
     for i, request in reversed([*enumerate(submitted)]):
         request.finish(f"answer {i}", [1])

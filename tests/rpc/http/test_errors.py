@@ -1,0 +1,223 @@
+"""What a call that fails is told: status, OpenAI's error body, and the name of the field."""
+
+import asyncio
+import itertools
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.errors import DeviceFault, EngineStopped, InvalidRequest, OverCapacity, RequestFault
+from tests.rpc.http.conftest import Http, HttpServing
+from tests.rpc.http.stream import all_events
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind", "code"),
+    [
+        (InvalidRequest("top_k", "no"), 400, "invalid_request_error", None),
+        (OverCapacity("full", num_queued=3), 429, "rate_limit_error", "rate_limit_exceeded"),
+        (EngineStopped("the engine is draining"), 503, "server_error", "service_unavailable"),
+        (RequestFault("no usable logits"), 500, "server_error", None),
+        (DeviceFault("gone"), 500, "server_error", None),
+    ],
+)
+async def test_a_refusal_has_its_status(http: Http, error: Exception, status: int, kind: str, code: str | None) -> None:
+    http.engine.refusal = error
+    for path, stream in itertools.product((CHAT, COMPLETIONS), (False, True)):
+        answer = await http.client.post(path, json=HELLO | {"prompt": "x", "stream": stream})
+        assert answer.status_code == status
+        assert answer.json() == {
+            "error": {"message": str(error), "type": kind, "param": getattr(error, "field", None), "code": code}
+        }
+        assert "x-request-id" in answer.headers
+
+
+async def test_an_unknown_error_says_its_type_only(http: Http, caplog: pytest.LogCaptureFixture) -> None:
+    http.engine.refusal = ValueError("a secret path")
+    status, _, message = await http.refusal(COMPLETIONS, prompt="x")
+    assert (status, message) == (500, "internal error: ValueError")
+    assert "a secret path" in caplog.text
+
+
+async def test_a_full_queue_says_when_to_try_again(http: Http) -> None:
+    http.engine.refusal = OverCapacity("full", num_queued=3)
+    answer = await http.client.post(COMPLETIONS, json={"prompt": "x"})
+    assert (answer.headers["retry-after"], answer.headers["retry-after-ms"]) == ("1", "1000")
+
+
+async def test_an_error_in_mid_stream_is_the_last_event(http: Http) -> None:
+    call = asyncio.create_task(http.client.post(COMPLETIONS, json={"prompt": "x", "stream": True}))
+    request = await http.next_request()
+    request.push("so far", [1])
+    request.channel.fail(RequestFault("no usable logits"))
+    answer = await call
+    assert answer.status_code == 200
+    chunk, error = await all_events(answer)
+    assert chunk["choices"][0]["text"] == "so far"
+    assert error["error"]["message"] == "no usable logits" and error["error"]["type"] == "server_error"
+
+
+async def test_an_error_before_the_whole_answer_is_a_status(http: Http) -> None:
+    call = asyncio.create_task(http.client.post(CHAT, json=HELLO))
+    request = await http.next_request()
+    request.push("so far", [1])
+    request.channel.fail(DeviceFault("gone"))
+    assert (await call).status_code == 500
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (COMPLETIONS, {}, "prompt"),
+        (COMPLETIONS, {"prompt": []}, "prompt"),
+        (COMPLETIONS, {"prompt": 5}, "prompt"),
+        (COMPLETIONS, {"prompt": [1, "a"]}, "prompt"),
+        (COMPLETIONS, {"prompt": ["a", [1.5]]}, "prompt[1]"),
+        (COMPLETIONS, {"prompt": ["a", 1]}, "prompt[1]"),
+        (COMPLETIONS, {"prompt": "x", "suffix": "y"}, "suffix"),
+        (COMPLETIONS, {"prompt": "x", "temperature": "hot"}, "temperature"),
+        (COMPLETIONS, {"prompt": "x", "temperature": 3e400}, "body"),
+        (COMPLETIONS, {"prompt": "x", "top_p": True}, "top_p"),
+        (COMPLETIONS, {"prompt": "x", "top_p": 1.5}, "top_p"),
+        (COMPLETIONS, {"prompt": "x", "n": 1.0}, "n"),
+        (COMPLETIONS, {"prompt": "x", "n": 0}, "n"),
+        (COMPLETIONS, {"prompt": "x", "best_of": 0}, "best_of"),
+        (COMPLETIONS, {"prompt": "x", "max_tokens": -1}, "max_tokens"),
+        (COMPLETIONS, {"prompt": "x", "logprobs": -1}, "logprobs"),
+        (COMPLETIONS, {"prompt": "x", "logprobs": True}, "logprobs"),
+        (COMPLETIONS, {"prompt": "x", "stop": [1]}, "stop[0]"),
+        (COMPLETIONS, {"prompt": "x", "stop": [""]}, "stop"),
+        (COMPLETIONS, {"prompt": "x", "stop_token_ids": 5}, "stop_token_ids"),
+        (COMPLETIONS, {"prompt": "x", "logit_bias": {"a": 1}}, "logit_bias"),
+        (COMPLETIONS, {"prompt": "x", "logit_bias": {"5": "1"}}, "logit_bias.5"),
+        (COMPLETIONS, {"prompt": "x", "logit_bias": {"5": 101}}, "logit_bias"),
+        (COMPLETIONS, {"prompt": "x", "stream": "yes"}, "stream"),
+        (COMPLETIONS, {"prompt": "x", "seed": -1}, "seed"),
+        (COMPLETIONS, {"prompt": "x", "priority": "high"}, "priority"),
+        (COMPLETIONS, {"prompt": "x", "model": 1}, "model"),
+        (COMPLETIONS, {"prompt": "x", "stream_options": {"include_usage": True}}, "stream_options"),
+        (COMPLETIONS, {"prompt": "x", "stream": True, "stream_options": {"include_usage": 1}},
+         "stream_options.include_usage"),
+        (COMPLETIONS, {"prompt": "x", "structured_outputs": {}}, "structured_outputs"),
+        (COMPLETIONS, {"prompt": "x", "structured_outputs": {"structural_tag": "{}"}},
+         "structured_outputs.structural_tag"),
+        (COMPLETIONS, {"prompt": "x", "guided_json": "{"}, "guided_json"),
+        (COMPLETIONS, {"prompt": "x", "guided_choice": []}, "guided_choice"),
+        (COMPLETIONS, {"prompt": "x", "guided_regex": "a", "guided_choice": ["a"]}, "structured_outputs"),
+        (CHAT, {}, "messages"),
+        (CHAT, {"messages": []}, "messages"),
+        (CHAT, {"messages": {}}, "messages"),
+        (CHAT, {"messages": ["hi"]}, "messages[0]"),
+        (CHAT, {"messages": [{"role": 1, "content": "x"}]}, "messages[0].role"),
+        (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].function"),
+        (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}]},
+         "messages[0].tool_calls[0].function.arguments"),
+        (CHAT, HELLO | {"top_logprobs": 2}, "top_logprobs"),
+        (CHAT, HELLO | {"logprobs": True, "top_logprobs": -2}, "top_logprobs"),
+        (CHAT, HELLO | {"chat_template": "{{ 1 }}"}, "chat_template"),
+        (CHAT, HELLO | {"response_format": "json"}, "response_format"),
+        (CHAT, HELLO | {"response_format": {"type": "xml"}}, "response_format.type"),
+        (CHAT, HELLO | {"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "x"} | HELLO, "prompt"),
+        ("/detokenize", {}, "tokens"),
+        ("/detokenize", {"tokens": ["a"]}, "tokens[0]"),
+    ],
+)  # fmt: skip
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_bad_field_is_named(shared_http: Http, path: str, body: dict[str, Any], param: str) -> None:
+    if 3e400 in body.values():  # JSON has no infinity, but a number may overflow into one
+        content = b'{"prompt": "x", "temperature": Infinity}'
+        answer = await shared_http.client.post(path, content=content)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    else:
+        status, found, message = await shared_http.refusal(path, **body)
+        assert (status, found) == (400, param) and message.startswith(f"{param}: ")
+    assert shared_http.engine.submissions.empty()
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[1]", b'"x"', b"\xff\xfe", b"[" * 100_000, b"1" * 5000])
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_body_that_is_no_object(shared_http: Http, body: bytes) -> None:
+    answer = await shared_http.client.post(CHAT, content=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "body")
+
+
+@pytest.mark.parametrize(("field", "named"), [("prompt", "messages"), ("logprobs", "top_logprobs")])
+async def test_a_chat_knows_other_names_than_the_engine(http: Http, field: str, named: str) -> None:
+    http.engine.refusal = InvalidRequest(field, "too much")
+    assert await http.refusal(CHAT, **HELLO) == (400, named, f"{named}: too much")
+
+
+async def test_a_bad_schema_is_named_as_the_caller_gave_it(http: Http) -> None:
+    format = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"description": "x" * (1 << 16)}}}
+    assert (await http.refusal(CHAT, **HELLO, response_format=format))[:2] == (
+        400,
+        "response_format.json_schema.schema",
+    )
+
+
+async def test_fields_that_nobody_knows_and_nulls_are_ignored(http: Http) -> None:
+    body = HELLO | {"user": "me", "store": 1, "temperature": None, "stop": None, "tools": None, "stream": None}
+    call = asyncio.create_task(http.client.post(CHAT, json=body))
+    (await http.next_request()).finish("x", [1])
+    assert (await call).status_code == 200
+
+
+async def test_another_model_is_not_found(http: Http) -> None:
+    for path in (CHAT, COMPLETIONS, "/tokenize"):
+        answer = await http.client.post(path, json={"model": "gpt", "prompt": "x"})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_paths_and_methods_that_do_not_exist(http: Http) -> None:
+    for method, path, status in (("GET", "/v2", 404), ("GET", CHAT, 405), ("POST", "/health", 405)):
+        answer = await http.client.request(method, path)
+        assert answer.status_code == status and answer.json()["error"]["type"] == "invalid_request_error"
+
+
+async def test_a_body_above_the_limit(http_serving: HttpServing) -> None:
+    async with http_serving(max_message_bytes=2048) as http:
+        status, _, message = await http.refusal(CHAT, messages=[{"role": "user", "content": "x" * 4096}])
+        assert status == 413 and "2048" in message
+
+
+# -- keys -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> str:
+    path = tmp_path / "keys"
+    path.write_text("token-a acme\n")
+    return str(path)
+
+
+async def test_who_may_call(http_serving: HttpServing, keys: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with http_serving(api_key_file=keys) as http:
+        for path in ("/health", "/ready", "/version", "/metrics"):
+            assert (await http.client.get(path)).status_code == 200
+        for path in (CHAT, COMPLETIONS, "/tokenize", "/detokenize"):
+            for header in ({}, {"authorization": "Bearer token-b"}, {"authorization": "Basic token-a"}):
+                answer = await http.client.post(path, json={}, headers=header)
+                assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+                assert answer.json()["error"]["code"] == "invalid_api_key"
+        for path in ("/v1/models", "/v1/models/tiny", "/tokenizer_info"):
+            assert (await http.client.get(path)).status_code == 401
+    assert "token-" not in caplog.text
+
+
+async def test_the_key_names_the_tenant(http_serving: HttpServing, keys: str) -> None:
+    async with http_serving(api_key_file=keys) as http:
+        header = {"authorization": "Bearer token-a"}
+        call = asyncio.create_task(http.client.post(CHAT, json=HELLO | {"priority": -2}, headers=header))
+        request = await http.next_request()
+        assert (request.tenant, request.priority) == ("acme", -2)
+        assert request.request_id.startswith("acme/chatcmpl-")
+        request.finish("x", [1])
+        assert (await call).status_code == 200
