@@ -47,11 +47,11 @@ def sampling_params(message: pb.SamplingParams, defaults: GenerationConfig, max_
         given["truncate_prompt_tokens"] = max_model_len - 1 if whole else message.truncate_prompt_tokens
     if constraint is not None:
         given["structured_outputs"] = _structured_outputs(message, constraint)
-    unset = {"max_tokens": None, "temperature": defaults.temperature, "top_p": defaults.top_p}
-    if unset["temperature"] is None:
-        del unset["temperature"]
-    if unset["top_p"] is None:
-        del unset["top_p"]
+    unset: dict[str, Any] = {"max_tokens": None}
+    if defaults.temperature is not None:
+        unset["temperature"] = defaults.temperature
+    if defaults.top_p:
+        unset["top_p"] = defaults.top_p
     shaped = {"detokenize": bool(message.stop), "skip_special_tokens": message.skip_special_tokens}
     return SamplingParams(**{**unset, **given, **shaped})
 
