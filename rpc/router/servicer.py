@@ -85,7 +85,10 @@ class RouterServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
                 answers = Answers(params, stream.prompt_token_ids)
                 async with stream:
                     try:
-                        await (_stream if request.stream else _answer)(stream, answers, context)
+                        if request.stream:
+                            await self._stream(stream, answers, context)
+                        else:
+                            await _answer(stream, answers, context)
                     finally:
                         self._calls.pace.request_ended()
 
@@ -105,6 +108,13 @@ class RouterServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
         await engine.compile_grammar(params)
         request_id = own_id(request.request_id or uuid.uuid4().hex)
         return params, engine.generate(token_ids, params, request_id=request_id, tenant=TENANT.get())
+
+    async def _stream(self, stream: OutputStream, answers: Answers, context: Context) -> None:
+        while (delta := await stream.read(self._calls.turnstile.enter)) is not None:
+            if delta.token_ids:
+                await context.write(answers.chunk(delta))
+            if delta.finish_reason is not None:
+                await context.write(answers.complete(delta))
 
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
         async with reported(context):
@@ -259,14 +269,6 @@ class RouterServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
             return common_pb2.ProfileResponse(
                 success=True, message=f"{len(profile.iterations)} iterations in {self._profile_file}"
             )
-
-
-async def _stream(stream: OutputStream, answers: Answers, context: Context) -> None:
-    async for delta in stream:
-        if delta.token_ids:
-            await context.write(answers.chunk(delta))
-        if delta.finish_reason is not None:
-            await context.write(answers.complete(delta))
 
 
 async def _answer(stream: OutputStream, answers: Answers, context: Context) -> None:
