@@ -35,11 +35,12 @@ async def chat_completions(service: Service, fields: Fields) -> ASGIApp:
     tools = tools_of(fields, service.tool_format, allow_auto=service.options.enable_auto_tool_choice)
     num_top = _top_logprobs(fields)
     usage, stream = UsageOptions.of(fields), fields.flag("stream")
-    with renamed(_ENGINE_NAMES):
+    limit = "max_tokens" if fields.raw("max_completion_tokens") is None else "max_completion_tokens"
+    with renamed(_ENGINE_NAMES | {"max_tokens": limit}):
         params = sampling_params(
             fields,
             engine.checkpoint.generation,
-            max_tokens=_max_tokens(fields),
+            max_tokens=fields.get(limit, int),
             logprobs=num_top,
             constraint=tools.constraint,
             skip_special_tokens=not tools.reads_markers,
@@ -101,15 +102,10 @@ def _tool_call(call: Fields) -> dict[str, Any]:
     return {**call.as_dict(), "function": {**function.as_dict(), "arguments": arguments}}
 
 
-def _max_tokens(fields: Fields) -> int | None:
-    newer, older = fields.get("max_completion_tokens", int), fields.get("max_tokens", int)
-    return older if newer is None else newer
-
-
 def _top_logprobs(fields: Fields) -> int | None:
     """How many alternatives to report per token, None for no logprobs."""
     wanted, num_top = fields.flag("logprobs"), fields.get("top_logprobs", int)
-    if num_top is not None and not wanted:
+    if num_top and not wanted:
         fields.refuse("top_logprobs", "needs logprobs")
     return (num_top or 0) if wanted else None
 

@@ -117,6 +117,8 @@ async def test_an_error_before_the_whole_answer_is_a_status(http: Http) -> None:
         (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].function"),
         (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}]},
          "messages[0].tool_calls[0].function.arguments"),
+        (CHAT, HELLO | {"max_tokens": -1}, "max_tokens"),
+        (CHAT, HELLO | {"max_tokens": 5, "max_completion_tokens": -1}, "max_completion_tokens"),
         (CHAT, HELLO | {"top_logprobs": 2}, "top_logprobs"),
         (CHAT, HELLO | {"logprobs": True, "top_logprobs": -2}, "top_logprobs"),
         (CHAT, HELLO | {"chat_template": "{{ 1 }}"}, "chat_template"),
