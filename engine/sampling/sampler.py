@@ -24,6 +24,8 @@ MASS_TOLERANCE = 1e-6
 """A mass this near to top_p has reached it: float32 logits don't resolve probabilities any finer."""
 
 _LN2 = math.log(2.0)
+_LARGEST_NOISE = 23.0
+"""No Gumbel noise is larger: the largest word makes 22.9."""
 
 
 @kernel
@@ -64,9 +66,7 @@ def apply_rules(values, rules, row, params, changed):
         for token in rules.allowed_ids[allowed[0] : allowed[1]]:
             changed[token] = values[token]
     if len(rules.masks) > 0:
-        for token in range(len(changed)):
-            if not (rules.masks[row, token >> 5] >> np.uint32(token & 31)) & np.uint32(1):
-                changed[token] = -np.inf
+        _mask(changed, rules.masks[row])
     for token in rules.banned_ids[banned[0] : banned[1]]:
         changed[token] = -np.inf
     for i in range(bias[0], bias[1]):
@@ -74,6 +74,18 @@ def apply_rules(values, rules, row, params, changed):
     for i in range(seen[0], seen[1]):
         _penalize(changed, rules.seen_ids[i], rules.seen_counts[i], params)
     return changed
+
+
+@inner
+def _mask(values, mask):
+    """Most words of a mask are all ones or all zeros."""
+    for word in range((len(values) + 31) // 32):
+        bits = mask[word]
+        if bits == np.uint32(0xFFFFFFFF):
+            continue
+        for token in range(32 * word, min(32 * word + 32, len(values))):
+            if not (bits >> np.uint32(token & 31)) & np.uint32(1):
+                values[token] = -np.inf
 
 
 @inner
@@ -246,12 +258,23 @@ def _beats(scaled, word, best):
 
 
 @inner
+def _largest(values):
+    top = values[0]
+    for i in range(1, len(values)):
+        top = max(top, values[i])
+    return top
+
+
+@inner
 def _gumbel_argmax_all(scaled, params):
     best, token = -np.inf, -1
     for quad in range((len(scaled) + 3) // 4):
+        lanes = scaled[4 * quad : 4 * quad + 4]
+        if not _largest(lanes) > best - _LARGEST_NOISE:
+            continue
         words = _words(params, quad)
-        for lane in range(min(4, len(scaled) - 4 * quad)):
-            value = _beats(scaled[4 * quad + lane], words[lane], best)
+        for lane in range(len(lanes)):
+            value = _beats(lanes[lane], words[lane], best)
             if value > best:
                 best, token = value, 4 * quad + lane
     return token

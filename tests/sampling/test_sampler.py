@@ -1,5 +1,6 @@
 """Every sampling rule against tests/sampling/reference.py, rows of different kinds side by side."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from engine.sampling.params import PARAMS
 from engine.sampling.rules import Rules, gather_rules
-from engine.sampling.sampler import sample_rows, token_logprobs
+from engine.sampling.sampler import _LARGEST_NOISE, sample_rows, token_logprobs
 from tests.sampling.reference import gumbel_noise, kept_tokens, log_softmax
 
 OFF: dict[str, Any] = {
@@ -85,6 +86,20 @@ def test_tiny_temperatures_are_greedy(temperature: float, top_p: float) -> None:
 
 def test_greedy_ties_go_to_the_lower_id() -> None:
     assert sample(np.array([[1, 3, 3, 2]], np.float32), [{"temperature": 0.0}])[0] == [1]
+
+
+def test_a_token_far_below_the_best_wins_when_its_noise_says_so() -> None:
+    """One token has 1 in 3 of the mass against 4,000 that lie 9 below it."""
+    logits = np.zeros((24, 4001), np.float32)
+    logits[:, 0] = 9.0
+    ids, _ = sample(logits, [{"seed": seed} for seed in range(24)])
+    noise = [gumbel_noise(seed, 1, 0, 4001) for seed in range(24)]
+    assert ids == [int((row + extra).argmax()) for row, extra in zip(logits, noise, strict=True)]
+    assert 0 < ids.count(0) < 24
+
+
+def test_no_noise_is_larger_than_what_lets_tokens_be_skipped() -> None:
+    assert 22.8 < -math.log(-math.log1p(-0.5 * 2.0**-32)) < _LARGEST_NOISE
 
 
 parameters = st.fixed_dictionaries(
