@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
+from engine.engine import Engine
 from rpc.http.state import MAX_CELLS, MIN_INTERVAL
 from tests.rpc.fake_engine import FakeEngine
 from tests.rpc.http.conftest import Http, HttpServing
 from tests.rpc.http.snapshots import snapshot
 from tests.rpc.manual_clock import ManualClock
+from tests.rpc.real import engine_config, make_checkpoint
 
 
 @pytest.fixture
@@ -121,6 +123,27 @@ async def test_however_many_look_snapshots_are_few(http_serving: HttpServing, en
         engine.current_snapshot = snapshot([[0]])
         assert (await state_of(http))["block_groups"] != first["block_groups"]
     assert engine.num_snapshots == 2
+
+
+async def test_a_real_engine_at_work_and_after(http_serving: HttpServing, tmp_path: Path) -> None:
+    engine = Engine(engine_config(make_checkpoint(tmp_path)))
+    async with http_serving(engine) as http:
+        body = {"prompt": [1] * 40, "max_tokens": 8000, "ignore_eos": True, "temperature": 0}
+        call = asyncio.create_task(http.client.post("/v1/completions", json=body))
+        state = await state_of(http)
+        while not state["running"] or state["running"][0]["output_tokens"] < 20:
+            state = await state_of(http)
+        (row,), (group,) = state["running"], state["block_groups"]
+        assert row["prompt_tokens"] == 40 and row["max_output"] == 8000
+        assert row["computed_tokens"] == 40 + row["output_tokens"] - 1
+        assert group["used"] * state["block_size"] >= row["computed_tokens"]
+        assert len(group["cells"]) == state["num_blocks"] == sum(group[s] for s in ("free", "cached", "used", "shared"))
+        assert state["steps"]["decode_tokens"][-1] == state["steps"]["rows"][-1] == 1
+        assert sum(state["latency"]["time_to_first_token"]["counts"]) == 1
+        call.cancel()
+        while state["running"]:
+            state = await state_of(http)
+        assert state["block_groups"][0]["used"] == 0 < state["block_groups"][0]["cached"]
 
 
 async def test_before_the_model_is_loaded_the_page_is_there_and_the_state_is_not(http_serving: HttpServing) -> None:
