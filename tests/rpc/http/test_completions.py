@@ -88,7 +88,7 @@ async def test_choices_of_two_prompts_are_numbered_through(http: Http, stream: b
 
 POSITIONS = (
     {7: Logprob(-1.5, 2, "cd"), 8: Logprob(-0.5, 1, "x")},
-    {9: Logprob(-2.5, 3, "\ufffd"), 8: Logprob(-0.75, 1, "\ufffd")},
+    {9: Logprob(-2.5, 3, "\ufffd"), 8: Logprob(-0.75, 1, "\ufffd"), 7: Logprob(-1.0, 2, "\ufffd")},
 )
 LISTS = {
     "text_offset": [0, 2],
