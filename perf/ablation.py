@@ -1,6 +1,6 @@
 """What each idea of the field brings, as one table: the engine on the cpu device, with and without it.
 
-    python -m perf.ablation [--quick] [--only PART-OF-A-NAME]        # needs the extra `perf`
+    python -m perf.ablation [--quick] [--only PART-OF-A-NAME]        # needs the extra `perf`; six minutes
 
 Rows are configurations of the engine or drivers of perf/ablation_workloads.py. All rows of a group answer the same
 requests, greedily, with the same memory for keys and values, and must give the same tokens.
@@ -14,6 +14,7 @@ Recorded in perf/results/ablation.json and, as a picture, ablation.svg beside it
 """
 
 import gc
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import groupby
@@ -110,17 +111,25 @@ TABLE = (
 @click.command()
 @click.option("--model", type=click.Path(path_type=Path), help="Checkpoint; the demo model if unset.")
 @click.option("--quick", is_flag=True, help="Few and short requests: shows that it works, the numbers mean nothing.")
-@click.option("--only", default="", help="Rows with this in their group or name.")
+@click.option("--only", default="", help="Measure rows with this in workload or name; others stay as recorded.")
 @click.option("--folder", type=click.Path(path_type=Path), default=RESULTS, help="Where the record goes.")
 def main(model: Path | None, quick: bool, only: str, folder: Path) -> None:
     """Measure every row and record the table."""
     rows = [row for row in TABLE if only in row.group or only in row.name]
     if not rows:
         raise click.UsageError(f"--only: no row has {only!r} in its name")
-    began = perf_counter()
-    table = uvloop.run(measure_all(rows, model or demo_checkpoint(), quick))
-    path = record("ablation", table, title="With and without", folder=folder, seconds=round(perf_counter() - began))
+    path = folder / "ablation.json"
+    recorded = json.loads(path.read_text())["rows"] if only and path.exists() else []
+    measured = uvloop.run(measure_all(rows, model or demo_checkpoint(), quick))
+    table = merged(recorded, measured)
+    record("ablation", table, title="With and without", folder=folder)
     plot(table, path.with_suffix(".svg"))
+
+
+def merged(*tables: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of TABLE that are in any of these, in its order; later ones count."""
+    found = {(r["workload"], r["configuration"]): r for table in tables for r in table}
+    return [found[key] for row in TABLE if (key := (row.group, row.name)) in found]
 
 
 async def measure_all(rows: list[Row], model: Path, quick: bool) -> list[dict[str, Any]]:

@@ -89,5 +89,10 @@ def test_the_whole_table(tmp_path: Path) -> None:
     assert [(r["workload"], r["configuration"]) for r in rows] == [(row.group, row.name) for row in TABLE]
     used = {r["configuration"]: float(r["KV used"].rstrip("%") or 0) for r in rows}
     assert used["contiguous KV"] < 60 < 90 < used["paged, continuous"]
+    again = CliRunner().invoke(main, [*arguments, "--only", "few-shot"], catch_exceptions=False)
+    assert again.exit_code == 0, again.output
+    rows_again = json.loads((tmp_path / "ablation.json").read_text())["rows"]
+    assert len(rows_again) == len(rows)
+    assert {r["workload"] for r, before in zip(rows_again, rows, strict=True) if r != before} == {"few-shot"}
     picture = (tmp_path / "ablation.svg").read_text()
     assert all(row.name in picture for row in TABLE)
