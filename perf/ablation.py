@@ -17,7 +17,6 @@ import gc
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from itertools import groupby
 from pathlib import Path
 from statistics import fmean
 from time import perf_counter
@@ -84,11 +83,11 @@ GROUPS: dict[str, dict[str, Any]] = {
     "few-shot": ROOMY,
     "8 choices": TIGHT | {"max_num_seqs": 32},
 }
-ONE_AT_MOST = {"max_num_seqs": KV_TOKENS // MAX_MODEL_LEN}
+RESERVING = {"max_num_seqs": KV_TOKENS // MAX_MODEL_LEN}
 CACHED = {"enable_prefix_caching": True}
 TABLE = (
     Row("mixed", "no KV cache", Maker.first_mixed, recomputing, keeps_kv=False),
-    Row("mixed", "contiguous KV", Maker.mixed, settings=ONE_AT_MOST, reserves=MAX_MODEL_LEN),
+    Row("mixed", "contiguous KV", Maker.mixed, settings=RESERVING, reserves=MAX_MODEL_LEN),
     Row("mixed", "paged, static batches", Maker.mixed, in_batches(ROWS)),
     Row("mixed", "paged, continuous", Maker.mixed),
     Row("mixed", "paged, continuous, int8 KV", Maker.mixed, settings={"kv_cache_dtype": "int8", "max_num_seqs": 32}),
@@ -120,8 +119,7 @@ def main(model: Path | None, quick: bool, only: str, folder: Path) -> None:
         raise click.UsageError(f"--only: no row has {only!r} in its name")
     path = folder / "ablation.json"
     recorded = json.loads(path.read_text())["rows"] if only and path.exists() else []
-    measured = uvloop.run(measure_all(rows, model or demo_checkpoint(), quick))
-    table = merged(recorded, measured)
+    table = merged(recorded, uvloop.run(measure_all(rows, model or demo_checkpoint(), quick)))
     record("ablation", table, title="With and without", folder=folder)
     plot(table, path.with_suffix(".svg"))
 
@@ -133,9 +131,12 @@ def merged(*tables: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 async def measure_all(rows: list[Row], model: Path, quick: bool) -> list[dict[str, Any]]:
-    """The table's rows; those with the same configuration share an engine. Raises when tokens differ in a group."""
+    """Those rows, in any order; the same configuration is the same engine. Raises when tokens differ in a group."""
     table, outputs = [], dict[str, list[list[int]]]()
-    for config, same in groupby(rows, key=lambda row: engine_config(row, model)):
+    by_config: dict[EngineConfig, list[Row]] = {}
+    for row in rows:
+        by_config.setdefault(engine_config(row, model), []).append(row)
+    for config, same in by_config.items():
         async with Engine(config) as engine:
             for row in same:
                 await warm_up(engine)
