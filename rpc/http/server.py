@@ -88,11 +88,18 @@ def _listener(options: ServerOptions) -> socket.socket:
         listener = socket.create_server(address[:2], family=family, backlog=BACKLOG)
     except OSError as error:
         raise OSError(f"http port: cannot listen on {host}:{port}: {(error.strerror or str(error)).lower()}") from error
-    # Accepted connections inherit these: a client behind a cut cable is noticed as gRPC's is.
+    _give_up_on_the_dead(listener, options)
+    return listener
+
+
+def _give_up_on_the_dead(listener: socket.socket, options: ServerOptions) -> None:
+    """What accepted connections inherit: a client that is gone, or reads nothing at all, is noticed as gRPC's is."""
     idle, interval = max(1, round(options.keepalive_time)), max(1, round(options.keepalive_timeout))
+    patience = round(1000 * (options.keepalive_time + options.keepalive_timeout))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if hasattr(socket, "TCP_KEEPIDLE"):
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 1)
-    return listener
+        # Keepalive is silent while bytes wait to be taken.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, patience)

@@ -186,6 +186,18 @@ async def test_a_slow_reader_costs_no_memory_and_loses_nothing(http: Http) -> No
     writer.close()
 
 
+async def test_a_client_that_reads_nothing_at_all_is_given_up(http_serving: HttpServing) -> None:
+    async with http_serving(keepalive_time=1, keepalive_timeout=0.1) as http:
+        with socket.create_connection(("127.0.0.1", http.served.server.http_port)) as frozen:
+            body = json.dumps({"prompt": "x", "stream": True}).encode()
+            frozen.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+            request = await http.next_request()
+            for i in range(100):
+                request.push("x" * 100_000, [i])
+                assert (await http.client.get("/health")).status_code == 200
+            assert await http.engine.aborts.get() == request.request_id
+
+
 async def test_a_request_id_goes_with_the_call(http: Http) -> None:
     for given, kept in (("trace-7", True), ("trace-7", True), ("two words", False), ("x" * 257, False)):
         call = asyncio.create_task(http.client.post(COMPLETIONS, json={"prompt": "x"}, headers={"x-request-id": given}))
