@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from engine.devices.cpu.kernels.attention import attention
 from engine.devices.cpu.kernels.rope import rope_and_cache
-from engine.devices.cpu.kernels.simd import i64_pointer
 from engine.devices.cpu.layout import KVLayout, aligned_bytes, padded
 
 HEADS, KV_HEADS, BLOCKS = 6, 2, 64
@@ -18,9 +17,9 @@ FLOAT32, BFLOAT16, INT8_FLOAT32, INT8 = 0, 1, 2, 3
 
 
 @njit
-def _run(rope: Any, op: Any, tokens: Any, items: Any, sync: Any) -> None:
+def _run(rope: Any, op: Any, tokens: Any, items: Any) -> None:
     rope_and_cache(rope, tokens, 0, 1)
-    attention(op, items, i64_pointer(sync), 0, 0)
+    attention(op, items, 0, 1, 0)
 
 
 def attend(
@@ -41,13 +40,13 @@ def attend(
     starts = np.arange(0, tokens, unit)
     items = np.stack([starts, np.minimum(unit, tokens - starts), starts * 0, starts], axis=1).astype(np.int32)
     out = np.full((tokens, padded(HEADS * head_dim)), np.nan, np.float32)
-    rope, op, sync = np.zeros(21, np.int64), np.zeros(21, np.int64), np.zeros(1, np.int64)
-    at = [a.ctypes.data for a in (wide, queries, angles, table, rows, positions, out, items, scratch, sync)]
+    rope, op = np.zeros(21, np.int64), np.zeros(21, np.int64)
+    at = [a.ctypes.data for a in (wide, queries, angles, table, rows, positions, out, items, scratch)]
     shape = [HEADS, KV_HEADS, head_dim, block_size, BLOCKS, pages]
     strides = [kv.block_nbytes, kv.head_nbytes]
     rope[1:20] = [at[0], at[1], *places[:2], at[2], at[3], at[4], at[5], *shape, scale, *places[2:], *strides]
     op[1:21] = [at[1], at[6], *places[:2], at[3], at[7], *shape, window, at[8], 0, 0, *places[2:], *strides]
-    _run(rope, op, tokens, len(items), at[9])
+    _run(rope, op, tokens, len(items))
     return out[:, : HEADS * head_dim]
 
 

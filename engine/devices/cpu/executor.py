@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.devices.cpu.kernels.interpreter import interpret
+from engine.devices.cpu.kernels import teamwork
 from engine.devices.cpu.layout import HEAD_ROWS, padded
 from engine.devices.cpu.model import CpuModel, ModelShape
 from engine.devices.cpu.products import packed_product
-from engine.devices.cpu.program import COLUMNS, tokens_per_unit
+from engine.devices.cpu.program import tokens_per_unit
 from engine.devices.cpu.rows import Rows
 from engine.devices.cpu.team import Team
 from engine.devices.cpu.weights import Weights
@@ -49,8 +49,10 @@ def compile_kernels() -> None:
     """Compile every kernel, or load it from the cache, by calling each with nothing to do."""
     none, empty = np.zeros(0, np.int64), np.zeros((0, 0), np.float32)
     ids, floats = none.astype(np.int32), none.astype(np.float32)
-    sync = np.zeros(1, np.int64)
-    interpret(np.zeros((0, COLUMNS), np.int64), 0, 0, sync.ctypes.data, 0, 1)
+    board = np.zeros(teamwork.board_words(1, 0), np.int64)
+    teamwork.begin(board.ctypes.data, 0, 0, 0, 0, 1)
+    teamwork.lead(board.ctypes.data, 1)
+    teamwork.follow(board.ctypes.data, 0, 1)
     params, scratch = np.zeros(0, PARAMS), np.zeros((1, 3, 0))
     sample_rows(empty, 0, params, gather_rules((), (), None), ids, ids.astype(np.bool_), scratch, 0, 1)
     token_logprobs(empty, 0, none, ids, 0, floats, ids, ids.reshape(0, 0), empty, 0, 1)
@@ -73,11 +75,11 @@ class CpuExecutor:
         self.on_logits: LogitsHook | None = None
         self._rows = Rows(shape.max_num_seqs, groups, shape.blocks_per_row, shape.num_blocks, vocab)
         with ThreadPoolExecutor(shape.threads) as pool:
+            compiled = pool.submit(compile_kernels)  # mostly imports, while weights are read and packed
             weights = Weights(source, packed_product(shape.dtype, shape.weights_int8), shape.threads, pool, advance)
             self.model = CpuModel(shape, weights, self._rows)
-        compile_kernels()
-        self._team = Team(shape.threads)
-        self._sync = np.zeros(1 + max(len(self.model.body), len(self.model.head)), np.int64)
+            compiled.result()
+        self._team = Team(shape.threads, max(len(self.model.body), len(self.model.head)))
         self._scratch = np.empty((shape.threads, 3, padded(vocab)), np.float64)
         self._items_per_unit = tokens_per_unit(shape.decoder)
         self._plan: StepPlan | None = None
@@ -127,7 +129,7 @@ class CpuExecutor:
         firsts = np.cumsum(plan.num_tokens) - plan.num_tokens
         self.model.token_rows[:tokens] = rows
         self.model.positions[:tokens] = np.arange(tokens) + np.repeat(plan.starts - firsts, plan.num_tokens)
-        self._run(self.model.body, tokens, self._make_items(plan, firsts))
+        self._team.replay(self.model.body, tokens, self._make_items(plan, firsts))
         self._plan = plan
         self._seconds = time.perf_counter() - began
 
@@ -181,14 +183,10 @@ class CpuExecutor:
         items[:, 3] = np.repeat(plan.starts, counts) + within
         return total
 
-    def _run(self, table: NDArray[np.int64], rows: int, items: int) -> None:
-        self._sync[:] = 0
-        self._team.run(interpret, table, rows, items, self._sync.ctypes.data)
-
     def _logits(self, tokens: NDArray[Any]) -> Float32Array:
         """Logits after the plan's tokens at these indices: [rows <= HEAD_ROWS, padded vocab], valid until the next."""
         self.model.selected[: len(tokens)] = tokens
-        self._run(self.model.head, len(tokens), 0)
+        self._team.replay(self.model.head, len(tokens), 0)
         logits = self.model.logits[: len(tokens)]
         if self.on_logits is not None:
             self.on_logits(np.asarray(tokens, np.int32), logits[:, : self.shape.decoder.vocab_size])
@@ -207,7 +205,7 @@ class CpuExecutor:
         params["position"] = positions
         rules = self._rows.rules(rows, positions, masks)
         vocab = self.shape.decoder.vocab_size
-        self._team.run(sample_rows, logits, vocab, params, rules, ids, faulted, self._scratch)
+        self._team.run(len(ids), sample_rows, logits, vocab, params, rules, ids, faulted, self._scratch)
 
     def _prompt_counts(self, plan: StepPlan) -> Int32Array:
         return np.repeat(self._rows.num_prompt_logprobs[plan.rows], plan.num_tokens)
@@ -238,7 +236,7 @@ class _LogprobTable:
         table = self._table
         out = [a[tile] for a in (table.logprobs, table.ranks, table.top_ids, table.top_logprobs)]
         width = min(self._width, vocab)
-        team.run(token_logprobs, logits, vocab, rows, ids, width, *out)
+        team.run(len(rows), token_logprobs, logits, vocab, rows, ids, width, *out)
 
     def result(self) -> TokenLogprobs | None:
         return self._table if self._wanted.any() else None

@@ -14,13 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.devices.cpu.kernels import constants as opcodes
-from engine.devices.cpu.kernels.constants import LANES, ROW_TILE
+from engine.devices.cpu.kernels.constants import COLUMNS, LANES, ROW_TILE
 from engine.devices.cpu.layout import ALIGNMENT, HEAD_ROWS, PANEL, UNIT_ROWS, KVLayout, int8_row_nbytes, padded
 from engine.kv.groups import kv_groups
 from loader.decoder import DecoderConfig
-
-COLUMNS = 21
-"""Width of a program's table."""
 
 
 @dataclass(frozen=True, slots=True)

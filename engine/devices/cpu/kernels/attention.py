@@ -8,25 +8,20 @@ Read next: `engine/devices/cpu/kernels/attention_bfloat16.py`, `engine/devices/c
 from engine.devices.cpu.kernels.attention_bfloat16 import attend_bfloat16
 from engine.devices.cpu.kernels.attention_float32 import attend_float32
 from engine.devices.cpu.kernels.jit import inner
-from engine.devices.cpu.kernels.native import atomic_add
 
 
 @inner
-def attention(op, items, sync, counter, thread):
+def attention(op, items, part, parts, thread):
     """op: queries, out, keys pages, values pages, block table, items, heads, kv heads, head_dim, block_size,
     blocks per row, pages (0 float32, 1 bfloat16, 2 and 3 the same rounded to int8), window or 0, scratch, its stride
     per thread, out is bfloat16, scales of keys and of values, bytes from a
     block to the next and from a head to the next. Queries are bfloat16 where pages are odd.
 
-    items: [items, 4] int32 of first token, tokens, row, position of the first token. Threads take
-    units from `sync[counter]`, the longest (last) first.
+    items: [items, 4] int32 of first token, tokens, row, position of the first token. A part is every `parts`-th
+    unit; the first part begins with the last unit, the longest.
     """
     units = items * op[8]
-    while True:
-        taken = atomic_add(sync, counter, 1)
-        if taken >= units:
-            break
-        unit = units - 1 - taken
+    for unit in range(units - 1 - part, -1, -parts):
         if op[12] % 2 == 1:
             attend_bfloat16(op, unit // op[8], unit % op[8], thread)
         else:

@@ -12,6 +12,9 @@ GROUP = 32
 SPAN = 6
 """Groups of a weight that share a scale: hidden and intermediate sizes are often multiples of 192."""
 
+COLUMNS = 21
+"""Width of a program's table."""
+
 # Op codes: column 0 of a program's table.
 EMBEDDING = 0
 SELECT_ROWS = 1

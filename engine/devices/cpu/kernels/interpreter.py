@@ -1,8 +1,9 @@
-"""The interpreter: replays a program, op by op, as one thread of a team.
+"""The interpreter: what an op of a program is, and into how many parts its work is cut.
 
-A program is an int64 table, one row per op: code, then the columns that the op's kernel documents. Threads meet
-at a barrier after every op. The table holds addresses of buffers that never move, so a step changes
-only the number of rows, like a CUDA graph's replay. Read next: `engine/devices/cpu/program.py`, which writes tables.
+A program is an int64 table, one row per op: code, then the columns that the op's kernel documents. The table holds
+addresses of buffers that never move, so a step changes only the number of rows, like a CUDA graph's replay.
+Read next: `engine/devices/cpu/program.py`, which writes tables; `engine/devices/cpu/kernels/teamwork.py`, which has
+threads run them.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"
@@ -19,8 +20,7 @@ from engine.devices.cpu.kernels.constants import (
     SELECT_ROWS,
     SILU_AND_MUL,
 )
-from engine.devices.cpu.kernels.jit import kernel
-from engine.devices.cpu.kernels.native import barrier
+from engine.devices.cpu.kernels.jit import inner
 from engine.devices.cpu.kernels.ops import (
     embedding,
     linear,
@@ -31,35 +31,41 @@ from engine.devices.cpu.kernels.ops import (
     silu_and_mul,
 )
 from engine.devices.cpu.kernels.rope import rope_and_cache
-from engine.devices.cpu.kernels.simd import i64_pointer
+
+_MOST_PARTS = 4096
+_MOST_ROW_PARTS = 8
+"""Of an op that is cheap per row: more would only cost atomics."""
 
 
-@kernel
-def interpret(table, rows, items, sync_address, thread, threads):
-    """Run `table` [ops, columns] int64 over `rows` rows and `items` attention items.
+@inner
+def parts_of(op, rows, items):
+    """Into how many parts an op's work is cut; it must not depend on the number of threads."""
+    if op[0] == LINEAR or op[0] == LINEAR_INT8:
+        return min(op[6], _MOST_PARTS)
+    if op[0] == ATTENTION:
+        return min(items * op[8], _MOST_PARTS)
+    return min(rows, _MOST_ROW_PARTS)
 
-    sync: int64 [1 + ops], zero before the run: the barrier, and the work counter of each op.
-    """
-    sync = i64_pointer(sync_address)
-    for i in range(len(table)):
-        op = table[i]
-        code = op[0]
-        if code == LINEAR:
-            linear(op, rows, thread, threads)
-        elif code == LINEAR_INT8:
-            linear_int8(op, rows, thread, threads)
-        elif code == QUANTIZE:
-            quantize(op, rows, thread, threads)
-        elif code == RMS_NORM:
-            rms_norm(op, rows, thread, threads)
-        elif code == ATTENTION:
-            attention(op, items, sync, i + 1, thread)
-        elif code == ROPE_AND_CACHE:
-            rope_and_cache(op, rows, thread, threads)
-        elif code == SILU_AND_MUL:
-            silu_and_mul(op, rows, thread, threads)
-        elif code == EMBEDDING:
-            embedding(op, rows, thread, threads)
-        elif code == SELECT_ROWS:
-            select_rows(op, rows, thread, threads)
-        barrier(sync, threads, i)
+
+@inner
+def do_part(op, rows, items, part, parts, thread):
+    """Do one part; `thread` says whose scratch memory to use."""
+    code = op[0]
+    if code == LINEAR:
+        linear(op, rows, part, parts, thread)
+    elif code == LINEAR_INT8:
+        linear_int8(op, rows, part, parts)
+    elif code == QUANTIZE:
+        quantize(op, rows, part, parts)
+    elif code == RMS_NORM:
+        rms_norm(op, rows, part, parts)
+    elif code == ATTENTION:
+        attention(op, items, part, parts, thread)
+    elif code == ROPE_AND_CACHE:
+        rope_and_cache(op, rows, part, parts)
+    elif code == SILU_AND_MUL:
+        silu_and_mul(op, rows, part, parts)
+    elif code == EMBEDDING:
+        embedding(op, rows, part, parts)
+    elif code == SELECT_ROWS:
+        select_rows(op, rows, part, parts)

@@ -1,31 +1,19 @@
-"""What Numba code needs from outside Python: a call by address, atomics, a barrier, giving up the time slice.
+"""What Numba code needs from outside Python: a call by address, atomics, and a few calls of the C library.
 
 Addresses are plain int64 arguments, never compiled-in constants, so that the on-disk cache of compiled code stays
-valid from one process to the next. Read next: `engine/devices/cpu/kernels/interpreter.py`.
+valid from one process to the next. Read next: `engine/devices/cpu/kernels/teamwork.py`.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"
 
 from typing import Any
 
-import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped, unused-ignore]
 from numba import extending, types
-
-from engine.devices.cpu.kernels.jit import inner
 
 intrinsic: Any = extending.intrinsic
 
 _I64 = ir.IntType(64)
-_SPINS = 4_000
-"""Loads before a waiting thread starts to yield, 2 us: most waits are shorter."""
-_YIELDS = 200
-"""Yields before it sleeps. A waiting thread must leave its processor in the end, so that the one it waits for can
-move there if something else has taken its own: beside one busy process a decode step of SmolLM2 takes 26 ms,
-220 ms when waiting threads only yield, and 36 ms when they don't yield first; 14 ms undisturbed."""
-_SLEEP_MICROSECONDS = 20
-
-sched_yield: Any = types.ExternalFunction("sched_yield", types.int32())
 usleep: Any = types.ExternalFunction("usleep", types.int32(types.uint32))
 
 
@@ -61,16 +49,24 @@ def atomic_load(typingctx, pointer, index):
     return types.int64(pointer, types.int64), codegen
 
 
-@inner
-def barrier(sync, threads, passed):
-    """Wait until all threads have arrived; `sync[0]` counts arrivals, `passed` earlier barriers of this run."""
-    target = threads * (passed + 1)
-    if atomic_add(sync, 0, 1) + 1 == target:
-        return
-    waited = 0
-    while atomic_load(sync, 0) < target:
-        waited += 1
-        if waited >= _SPINS + _YIELDS:
-            usleep(np.uint32(_SLEEP_MICROSECONDS))
-        elif waited >= _SPINS:
-            sched_yield()
+@intrinsic
+def atomic_store(typingctx, pointer, index, value):
+    """Sequentially consistent store to pointer[index]."""
+
+    def codegen(context, builder, signature, args):
+        builder.atomic_rmw("xchg", builder.gep(args[0], [args[1]]), args[2], "seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(pointer, types.int64, types.int64), codegen
+
+
+@intrinsic
+def compare_and_swap(typingctx, pointer, index, expected, value):
+    """Store `value` to pointer[index] if that is `expected`, sequentially consistent; what was there."""
+
+    def codegen(context, builder, signature, args):
+        place = builder.gep(args[0], [args[1]])
+        pair = builder.cmpxchg(place, args[2], args[3], "seq_cst", "seq_cst")
+        return builder.extract_value(pair, 0)
+
+    return types.int64(pointer, types.int64, types.int64, types.int64), codegen

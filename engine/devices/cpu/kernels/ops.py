@@ -1,8 +1,8 @@
-"""Every op of the cpu device but attention and its cache: what one thread of a team does of it.
+"""Every op of the cpu device but attention and its cache: one part of `parts` of its work.
 
 Each function takes its row of the program's table, whose columns are the fields of the dataclass of the same name in
 `engine/devices/cpu/program.py`. Matrices are row-major with rows padded to 16 lanes; pad lanes are
-always zero. Threads split rows, or columns where one row must feed them all; the split never changes a
+always zero. Parts are of rows, or of columns where one row must feed them all; the split never changes a
 value. Read next: `engine/devices/cpu/kernels/rope.py`, `engine/devices/cpu/kernels/interpreter.py`.
 """
 
@@ -47,16 +47,16 @@ def pad(width):
 
 
 @inner
-def share(count, thread, threads):
-    """This thread's part [begin, end) of `count` units."""
-    return count * thread // threads, count * (thread + 1) // threads
+def share(count, part, parts):
+    """Part [begin, end) of `count` units."""
+    return count * part // parts, count * (part + 1) // parts
 
 
 @inner
-def embedding(op, rows, thread, threads):
+def embedding(op, rows, part, parts):
     """op: ids (int32), weight, weight dtype code (0 float32, 1 bfloat16, 2 float16), out, width."""
     ids, out, width = i32_pointer(op[1]), f32_pointer(op[4]), op[5]
-    begin, end = share(rows, thread, threads)
+    begin, end = share(rows, part, parts)
     for row in range(begin, end):
         source, target = ids[row] * width, row * pad(width)
         if op[3] == 0:
@@ -76,20 +76,20 @@ def embedding(op, rows, thread, threads):
 
 
 @inner
-def select_rows(op, rows, thread, threads):
+def select_rows(op, rows, part, parts):
     """op: indices (int32), x, out, width."""
     indices, x, out, stride = i32_pointer(op[1]), f32_pointer(op[2]), f32_pointer(op[3]), pad(op[4])
-    begin, end = share(rows, thread, threads)
+    begin, end = share(rows, part, parts)
     for row in range(begin, end):
         for i in range(0, stride, LANES):
             store(out, row * stride + i, load(x, indices[row] * stride + i))
 
 
 @inner
-def rms_norm(op, rows, thread, threads):
+def rms_norm(op, rows, part, parts):
     """op: x, weight, out, width, eps (float64 bits), out's code (0 float32, 1 bfloat16, 2 int8 groups), its stride."""
     x, weight, stride = f32_pointer(op[1]), f32_pointer(op[2]), pad(op[4])
-    begin, end = share(rows, thread, threads)
+    begin, end = share(rows, part, parts)
     for row in range(begin, end):
         first = row * stride
         scale = _norm_scale(x, first, stride, op[4], f64_from_bits(op[5]))
@@ -125,20 +125,20 @@ def _norm_scale(x, first, stride, width, eps):
 
 
 @inner
-def linear(op, rows, thread, threads):
+def linear(op, rows, part, parts, thread):
     """op: x, out, k, n, panels, number of panels, bias or 0, adds to out, x is bfloat16, dots, scratch, its stride.
 
     panels: [number, 3] int64 of packed address, first column, columns. Without dots, the weight is packed for
     `bfloat16_panel`, which needs no scratch.
     """
     if op[10] == 0:
-        _linear_bfloat16(op, rows, thread, threads)
+        _linear_bfloat16(op, rows, part, parts)
         return
     panels = i64_pointer(op[5])
     x_stride = pad(op[3]) * (2 if op[9] == 1 else 4)
     c_size = 4 if op[9] == 1 else 8
     scratch = op[11] + thread * op[12]
-    begin, end = share(op[6], thread, threads)
+    begin, end = share(op[6], part, parts)
     for panel in range(begin, end):
         packed, first, columns = panels[3 * panel], panels[3 * panel + 1], panels[3 * panel + 2]
         for row in range(0, rows, ROW_TILE):
@@ -152,10 +152,10 @@ def linear(op, rows, thread, threads):
 
 
 @inner
-def _linear_bfloat16(op, rows, thread, threads):
+def _linear_bfloat16(op, rows, part, parts):
     panels = i64_pointer(op[5])
     pairs, out_stride = (op[3] + 1) // 2, pad(op[4]) * 4
-    begin, end = share(op[6], thread, threads)
+    begin, end = share(op[6], part, parts)
     for panel in range(begin, end):
         packed, first, columns = panels[3 * panel], panels[3 * panel + 1], panels[3 * panel + 2]
         blocks, bias = pad(columns) // LANES, op[7] + first * 4 if op[7] != 0 else 0
@@ -164,21 +164,21 @@ def _linear_bfloat16(op, rows, thread, threads):
 
 
 @inner
-def quantize(op, rows, thread, threads):
+def quantize(op, rows, part, parts):
     """op: x, out, width, out's stride in bytes. x is float32, out rows are as in `matmul_int8`."""
-    begin, end = share(rows, thread, threads)
+    begin, end = share(rows, part, parts)
     for row in range(begin, end):
         quantize_row(op[1] + row * pad(op[3]) * 4, op[3], op[2] + row * op[4])
 
 
 @inner
-def linear_int8(op, rows, thread, threads):
+def linear_int8(op, rows, part, parts):
     """op: x as `quantize` makes it, out, k, n, panels, number of panels, bias or 0, adds to out, x's stride in bytes.
 
     panels: as in `linear`; a panel's scales lie behind its weights.
     """
     panels, groups, out_stride = i64_pointer(op[5]), (op[3] + GROUP - 1) // GROUP, pad(op[4]) * 4
-    begin, end = share(op[6], thread, threads)
+    begin, end = share(op[6], part, parts)
     for panel in range(begin, end):
         packed, first, columns = panels[3 * panel], panels[3 * panel + 1], panels[3 * panel + 2]
         blocks, bias = pad(columns) // LANES, op[7] + first * 4 if op[7] != 0 else 0
@@ -205,11 +205,11 @@ def _finish_panel(op, c, row, m, first, columns):
 
 
 @inner
-def silu_and_mul(op, rows, thread, threads):
+def silu_and_mul(op, rows, part, parts):
     """op: gate_up, out, width, out's code as in `rms_norm`, its stride. gate_up rows hold `width` gates, then ups."""
     x, width, stride = f32_pointer(op[1]), op[3], pad(2 * op[3])
     groups = (width + GROUP - 1) // GROUP
-    begin, end = share(rows * groups, thread, threads)
+    begin, end = share(rows * groups, part, parts)
     row, g = begin // groups, begin % groups
     for _ in range(begin, end):
         gates, ups, i = row * stride + g * GROUP, row * stride + width + g * GROUP, g * GROUP
