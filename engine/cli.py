@@ -21,8 +21,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from engine.commands.bench import bench_command
 from engine.commands.compile import compile_command
 from engine.commands.sampling import sampling_flags
+from engine.commands.server_flags import Server, to_server
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineError, InvalidRequest
 from engine.profile.command import profile_command
@@ -31,7 +33,6 @@ from loader.errors import CheckpointError
 from rpc.options import ServerOptions
 
 if TYPE_CHECKING:
-    from rpc.client import Client
     from rpc.proto.engine.v1 import engine_pb2 as pb
 
 Command = TypeVar("Command", bound=Callable[..., None])
@@ -93,33 +94,6 @@ def _message(error: Exception) -> str:
     return f"{type(error).__name__}: {error} (--debug shows where)"
 
 
-def to_server(command: Command) -> Command:
-    """Give a command the options that say which server and by what right; its `connect()` makes the client."""
-
-    @click.option("--address", default="127.0.0.1:50051", show_default=True, help="Server to ask.")
-    @click.option("--api-key", envvar="ENGINE_API_KEY", help="Bearer token; ENGINE_API_KEY keeps it out of sight.")
-    @click.option("--tls", is_flag=True, help="Use TLS, trusting the authorities that gRPC comes with.")
-    @click.option("--ssl-ca-certs", help="PEM file of the authorities to trust instead; turns TLS on.")
-    @click.option("--ssl-certfile", help="PEM file of the certificate to show to the server.")
-    @click.option("--ssl-keyfile", help="PEM file of its key.")
-    @functools.wraps(command)
-    def run(
-        address: str, api_key: str | None, tls: bool, ssl_ca_certs: str | None, ssl_certfile: str | None,
-        ssl_keyfile: str | None, **kwargs: Any,
-    ) -> None:  # fmt: skip
-        def connect() -> "Client":
-            from rpc.client import Client
-            from rpc.tls import TlsFiles, channel_credentials
-
-            files = TlsFiles(keyfile=ssl_keyfile, certfile=ssl_certfile, ca_certs=ssl_ca_certs)
-            secure = tls or files != TlsFiles()
-            return Client(address, api_key=api_key, credentials=channel_credentials(files) if secure else None)
-
-        command(connect=connect, **kwargs)
-
-    return run  # type: ignore[return-value]
-
-
 LAYERS = Layers(EngineConfig, ServerOptions)
 
 
@@ -171,7 +145,7 @@ def generate(
     prompt: str | None,
     chat: bool,
     timeout: float | None,
-    connect: Callable[[], "Client"],
+    server: Server,
     sampling: "pb.SamplingParams",
 ) -> None:
     """Stream the answer to PROMPT, or to standard input, from a running server."""
@@ -184,16 +158,16 @@ def generate(
         request.chat.CopyFrom(client.chat([{"role": "user", "content": text}]))
     else:
         request.text = text
-    asyncio.run(_generate(connect, request, timeout))
+    asyncio.run(_generate(server, request, timeout))
 
 
-async def _generate(connect: Callable[[], "Client"], request: "pb.GenerateRequest", timeout: float | None) -> None:
+async def _generate(server: Server, request: "pb.GenerateRequest", timeout: float | None) -> None:
     import grpc
 
     from rpc.client import describe
 
     try:
-        async with connect() as client:
+        async with server.connect() as client:
             async for response in client.generate(request, timeout=timeout):
                 for delta in response.deltas:
                     click.echo(delta.text, nl=False)
@@ -207,32 +181,32 @@ async def _generate(connect: Callable[[], "Client"], request: "pb.GenerateReques
 @to_server
 @debuggable
 @sampling_flags(max_tokens=1024)
-def chat(system: str | None, connect: Callable[[], "Client"], sampling: "pb.SamplingParams") -> None:
+def chat(system: str | None, server: Server, sampling: "pb.SamplingParams") -> None:
     """Talk with the model of a running server; /help lists what else can be typed."""
     from engine.commands.chat import run_chat
 
-    run_chat(connect, sampling, system)
+    run_chat(server.connect, sampling, system)
 
 
 @cli.command()
 @click.option("--timeout", type=click.FloatRange(min=0, min_open=True), default=3.0, show_default=True, help="Seconds.")
 @to_server
 @debuggable
-def health(timeout: float, connect: Callable[[], "Client"]) -> None:
+def health(timeout: float, server: Server) -> None:
     """Print the health of a running server; exit code 0 if it serves, else 1. What a container's probe calls."""
-    status = asyncio.run(_health(connect, timeout))
+    status = asyncio.run(_health(server, timeout))
     click.echo(status)
     if status != "SERVING":
         raise click.exceptions.Exit(1)
 
 
-async def _health(connect: Callable[[], "Client"], timeout: float) -> str:
+async def _health(server: Server, timeout: float) -> str:
     import grpc
 
     from rpc.client import describe
 
     try:
-        async with connect() as client:
+        async with server.connect() as client:
             return await client.health(timeout=timeout)
     except grpc.aio.AioRpcError as error:
         raise click.ClickException(describe(error)) from error
@@ -270,5 +244,6 @@ def version() -> None:
     click.echo(metadata.version("engine-llm"))
 
 
+cli.add_command(bench_command(debuggable))
 cli.add_command(compile_command(debuggable))
 cli.add_command(profile_command(LAYERS.options, debuggable))

@@ -5,17 +5,20 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from engine.config import EngineConfig
+from engine.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from engine.bench.workload import Workload
     from engine.engine import Engine
-    from engine.profile.workload import Workload
+    from engine.profile.advice import Finding
+    from engine.profile.report import Report
     from engine.trace import Profile
 
 LIVE_SECONDS = 0.25
@@ -40,9 +43,13 @@ def profile_command(settings: Callable[..., Decorator], debuggable: Decorator) -
     @click.option("--trace", type=OUTPUT, help="Write a Chrome trace, for ui.perfetto.dev; - is stdout.")
     @click.option("--csv", type=OUTPUT, help="Write one line per iteration; - is stdout.")
     @click.option("--json", type=OUTPUT, help="Write the report; - is stdout.")
+    @click.option("--html", type=OUTPUT, help="Write one HTML file with charts; - is stdout.")
     @settings(EngineConfig)
     @debuggable
-    def profile(trace: str | None, csv: str | None, json: str | None, **flags: Any) -> None:
+    def profile(
+        trace: str | None, csv: str | None, json: str | None, html: str | None,
+        num_prompts: int, input_len: int, output_len: int, request_rate: float, shared_prefix_len: int, **flags: Any,
+    ) -> None:  # fmt: skip
         """Run a workload on MODEL in this process and say where the time goes.
 
         Prompts are random token ids, drawn with --seed, and decoded greedily to their full length.
@@ -50,48 +57,84 @@ def profile_command(settings: Callable[..., Decorator], debuggable: Decorator) -
         import uvloop
         from rich.console import Console
 
-        from engine.profile.workload import Workload
+        from engine.bench.workload import Workload
 
-        names = ("num_prompts", "input_len", "output_len", "request_rate", "shared_prefix_len")
-        workload = Workload(**{name: flags.pop(name) for name in names}, seed=flags["seed"])
+        if not 0 <= shared_prefix_len <= input_len:
+            raise ConfigError(f"shared_prefix_len: {shared_prefix_len} must be from 0 to input_len, {input_len}")
+        workload = Workload(
+            num_prompts=num_prompts, input_len=input_len - shared_prefix_len, prefix_len=shared_prefix_len,
+            output_len=output_len, request_rate=request_rate, seed=flags["seed"],
+        )  # fmt: skip
         config = EngineConfig(**flags)
         # An open loop: the queue holds whatever arrives.
-        config = replace(config, max_queued_requests=max(config.max_queued_requests, workload.num_prompts))
+        config = replace(config, max_queued_requests=max(config.max_queued_requests, num_prompts))
+        paths = {_write_trace: trace, _write_table: csv, _write_numbers: json, _write_page: html}
         # The tables make way where a file goes to stdout.
-        console = Console(stderr="-" in (trace, csv, json))
+        console = Console(stderr="-" in paths.values())
         with ExitStack() as stack:  # opened first: a path that cannot be written should not cost a run
-            files = [
-                None if path is None else stack.enter_context(click.open_file(path, "w")) for path in (trace, csv, json)
-            ]
-            records = uvloop.run(_run(config, workload, console))
-            _report(records, config, console, *files)
+            files = {
+                write: stack.enter_context(click.open_file(path, "w", encoding="utf-8"))
+                for write, path in paths.items()
+                if path is not None
+            }
+            result = _result(uvloop.run(_run(config, workload, console)), config)
+            _print(console, result)
+            for write, file in files.items():
+                write(result, file)
 
     return profile
 
 
-def _report(
-    profile: "Profile",
-    config: EngineConfig,
-    console: "Console",
-    trace: IO[str] | None,
-    table: IO[str] | None,
-    numbers: IO[str] | None,
-) -> None:
+class Result(NamedTuple):
+    """What is reported."""
+
+    profile: "Profile"
+    config: EngineConfig
+    report: "Report"
+    limit: "Finding"
+    symptoms: "list[Finding]"
+
+
+def _result(profile: "Profile", config: EngineConfig) -> Result:
     from engine.profile.advice import bottleneck, symptoms
-    from engine.profile.display import print_report
-    from engine.profile.report import make_report, write_csv
-    from engine.trace import chrome_trace
+    from engine.profile.report import make_report
 
     report = make_report(profile, config)
-    limit, found = bottleneck(report), symptoms(report)
-    print_report(console, report, limit, found)
-    if trace:
-        json.dump(chrome_trace(profile.iterations, profile.requests), trace)
-    if table:
-        write_csv(profile.iterations, table)
-    if numbers:
-        findings = {"bottleneck": limit._asdict(), "symptoms": [f._asdict() for f in found]}
-        json.dump(report.as_dict() | findings, numbers, indent=2)
+    return Result(profile, config, report, bottleneck(report), symptoms(report))
+
+
+def _print(console: "Console", result: Result) -> None:
+    """Tables on the terminal."""
+    from engine.profile.display import print_report
+
+    print_report(console, result.report, result.limit, result.symptoms)
+
+
+def _write_trace(result: Result, file: IO[str]) -> None:
+    """As a Chrome trace."""
+    from engine.trace import chrome_trace
+
+    json.dump(chrome_trace(result.profile.iterations, result.profile.requests), file)
+
+
+def _write_table(result: Result, file: IO[str]) -> None:
+    """As CSV, a line per iteration."""
+    from engine.profile.report import write_csv
+
+    write_csv(result.profile.iterations, file)
+
+
+def _write_numbers(result: Result, file: IO[str]) -> None:
+    """As JSON."""
+    findings = {"bottleneck": result.limit._asdict(), "symptoms": [f._asdict() for f in result.symptoms]}
+    json.dump(result.report.as_dict() | findings, file, indent=2)
+
+
+def _write_page(result: Result, file: IO[str]) -> None:
+    """As HTML."""
+    from engine.profile.page import make_page
+
+    file.write(make_page(result.profile, result.config, result.report, result.limit, result.symptoms).render())
 
 
 async def _run(config: EngineConfig, workload: "Workload", console: "Console") -> "Profile":

@@ -28,9 +28,9 @@ def live_table(iterations: Iterable[IterationRecord]) -> Table:
             f"{distribution(i.tokens for i in recent).p50:.0f}",
             f"{sum(i.sampled for i in recent) / seconds:.0f}" if seconds else "",
             f"{last.kv_usage:.0%}",
-            _ms(distribution(i.seconds - i.phases[DEVICE] for i in recent).p50),
-            _ms(distribution(i.phases[DEVICE] for i in recent).p50),
-            _ms(distribution(i.device_seconds for i in recent).p50),
+            ms(distribution(i.seconds - i.phases[DEVICE] for i in recent).p50),
+            ms(distribution(i.phases[DEVICE] for i in recent).p50),
+            ms(distribution(i.device_seconds for i in recent).p50),
         )
     return table
 
@@ -40,57 +40,68 @@ def print_report(console: Console, report: Report, limit: Finding, found: Iterab
     console.print(_time_table(report))
     console.print(_batch_table(report))
     console.print(_request_table(report))
-    for line in _summary(report):
+    console.print()
+    for line in summary(report):
         console.print(line, highlight=False, soft_wrap=True)
     for label, finding in (("Bottleneck", limit), *(("Also", f) for f in found)):
         console.print(f"\n{label}: {finding.name}", style="bold", highlight=False, soft_wrap=True)
         console.print(f"  {finding.evidence}.\n  {finding.advice}", highlight=False, soft_wrap=True)
 
 
+def time_rows(r: Report) -> list[tuple[str, Distribution]]:
+    """Phases, then what they add up to and what the device measured; seconds."""
+    phases = [("device (wait)" if name == "device" else name, r.phases[name]) for name in PHASES]
+    return [*phases, ("iteration", r.iteration), ("device busy", r.device)]
+
+
+def batch_rows(r: Report) -> list[tuple[str, Distribution, str, str]]:
+    """With the formats of values and mean."""
+    counts = (
+        ("tokens", r.tokens), ("prefill rows", r.prefill_rows), ("decode rows", r.decode_rows),
+        ("running", r.running), ("waiting", r.waiting),
+    )  # fmt: skip
+    shares = (("KV blocks used", r.kv_usage), ("their slots that hold tokens", r.kv_fill))
+    return [*((name, d, ".0f", ".1f") for name, d in counts), *((name, d, ".0%", ".0%") for name, d in shares)]
+
+
+def request_rows(r: Report) -> list[tuple[str, Distribution]]:
+    """Latencies in seconds."""
+    return [
+        ("queue time", r.queue_time),
+        ("time to first token", r.time_to_first_token),
+        ("time per output token", r.time_per_output_token),
+        ("end to end", r.e2e_latency),
+    ]
+
+
 def _time_table(r: Report) -> Table:
     table = _table("phase of an iteration, ms", "share of wall")
-    for name in PHASES:
-        d = r.phases[name]
-        table.add_row(
-            "device (wait)" if name == "device" else name, *_all(d, _ms), f"{d.total / r.wall if r.wall else 0:.1%}"
-        )
-    table.add_section()
-    table.add_row("iteration", *_all(r.iteration, _ms), f"{r.iteration.total / r.wall if r.wall else 0:.1%}")
-    table.add_row("device busy", *_all(r.device, _ms), f"{r.device_busy / r.wall if r.wall else 0:.1%}")
+    for name, d in time_rows(r):
+        if name == "iteration":
+            table.add_section()
+        table.add_row(name, *percentiles(d, ms), wall_share(r, d))
     return table
 
 
 def _batch_table(r: Report) -> Table:
     table = _table("batch", "mean")
-    for name, d in (
-        ("tokens", r.tokens),
-        ("prefill rows", r.prefill_rows),
-        ("decode rows", r.decode_rows),
-        ("running", r.running),
-        ("waiting", r.waiting),
-    ):
-        table.add_row(name, *_all(d, "{:.0f}".format), f"{d.mean:.1f}")
-    for name, d in (("KV blocks used", r.kv_usage), ("their slots that hold tokens", r.kv_fill)):
-        table.add_row(name, *_all(d, "{:.0%}".format), f"{d.mean:.0%}")
+    for name, d, form, mean_form in batch_rows(r):
+        table.add_row(name, *percentiles(d, f"{{:{form}}}".format), format(d.mean, mean_form))
     return table
 
 
 def _request_table(r: Report) -> Table:
     table = _table("request, ms", "mean")
-    for name, d in (
-        ("queue time", r.queue_time),
-        ("time to first token", r.time_to_first_token),
-        ("time per output token", r.time_per_output_token),
-        ("end to end", r.e2e_latency),
-    ):
-        table.add_row(name, *_all(d, _ms), _ms(d.mean))
+    for name, d in request_rows(r):
+        table.add_row(name, *percentiles(d, ms), ms(d.mean))
     return table
 
 
-def _summary(r: Report) -> list[str]:
+def summary(r: Report) -> list[str]:
+    """Counts, and how the wall time splits."""
     seconds = r.wall or 1.0
     return [
-        f"\n{r.num_requests} requests, {r.num_iterations} iterations, {r.prompt_tokens} prompt tokens "
+        f"{r.num_requests} requests, {r.num_iterations} iterations, {r.prompt_tokens} prompt tokens "
         f"({r.cached_tokens} from the prefix cache), {r.output_tokens} sampled: {r.output_tokens / seconds:.1f} "
         f"tokens/s; {r.preemptions} preemptions",
         f"wall {r.wall:.3f} s = host {r.host:.3f} + waiting for the device {r.device_wait:.3f} + idle {r.idle:.3f}, "
@@ -106,9 +117,16 @@ def _table(first: str, last: str) -> Table:
     return table
 
 
-def _all(d: Distribution, form: Callable[[float], str]) -> tuple[str, ...]:
+def percentiles(d: Distribution, form: Callable[[float], str]) -> tuple[str, ...]:
+    """p50, p90, p99 and the greatest value."""
     return form(d.p50), form(d.p90), form(d.p99), form(d.max)
 
 
-def _ms(seconds: float) -> str:
+def ms(seconds: float) -> str:
+    """Milliseconds, to the microsecond."""
     return f"{seconds * 1e3:.3f}"
+
+
+def wall_share(r: Report, d: Distribution) -> str:
+    """Part of the wall time."""
+    return f"{d.total / r.wall if r.wall else 0:.1%}"

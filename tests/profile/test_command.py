@@ -22,7 +22,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 
 
 def test_the_report_and_its_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    files = {name: tmp_path / f"out.{name}" for name in ("json", "csv", "trace")}
+    files = {name: tmp_path / f"out.{name}" for name in ("json", "csv", "trace", "html")}
     options = [argument for name, path in files.items() for argument in (f"--{name}", str(path))]
     code, out, err = run(capsys, str(LLAMA), *SMALL, "--shared-prefix-len", "16", *options)
     assert (code, err) == (0, "")
@@ -39,6 +39,7 @@ def test_the_report_and_its_files(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert sum(int(r["tokens"]) for r in rows) == 60 - 32 + 3 * 4
     events = json.loads(files["trace"].read_text())["traceEvents"]
     assert sum(e["ph"] == "b" and e["name"] == "prefill" for e in events) == 3
+    assert "Profile of llama" in files["html"].read_text()
 
 
 def test_json_to_stdout_is_alone_there(capsys: pytest.CaptureFixture[str]) -> None:
