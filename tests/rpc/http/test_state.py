@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from engine.config import EngineConfig
 from engine.engine import Engine
 from rpc.http.state import MAX_CELLS, MIN_INTERVAL
+from tests.engine.fake_device import FakeDevice
 from tests.rpc.fake_engine import FakeEngine
 from tests.rpc.http.conftest import Http, HttpServing
 from tests.rpc.http.snapshots import snapshot
@@ -125,8 +127,16 @@ async def test_however_many_look_snapshots_are_few(http_serving: HttpServing, en
     assert engine.num_snapshots == 2
 
 
-async def test_a_real_engine_at_work_and_after(http_serving: HttpServing, tmp_path: Path) -> None:
-    engine = Engine(engine_config(make_checkpoint(tmp_path)))
+async def test_a_real_engine_at_work_and_after(
+    http_serving: HttpServing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All but the device is real."""
+
+    async def open_fake(config: EngineConfig, checkpoint: object, *, num_blocks: int, max_model_len: int) -> FakeDevice:
+        return FakeDevice(num_blocks=num_blocks, block_size=config.block_size, max_num_seqs=config.max_num_seqs)
+
+    monkeypatch.setattr("engine.engine.open_device", open_fake)
+    engine = Engine(engine_config(make_checkpoint(tmp_path), kv_cache_memory_bytes=24 << 20))
     async with http_serving(engine) as http:
         body = {"prompt": [1] * 40, "max_tokens": 8000, "ignore_eos": True, "temperature": 0}
         call = asyncio.create_task(http.client.post("/v1/completions", json=body))
