@@ -30,6 +30,14 @@ logger = logging.getLogger(__name__)
 
 LABELS = ("model_name", "engine")
 
+_OTHER_CACHES = (
+    ("external_prefix_cache_queries", "Tokens looked up in a cache outside the engine"),
+    ("external_prefix_cache_hits", "Tokens found in a cache outside the engine"),
+    ("mm_cache_queries", "Items looked up in a cache of images and sounds"),
+    ("mm_cache_hits", "Items found in a cache of images and sounds"),
+)
+"""vLLM's panel of hit rates asks for these, too."""
+
 
 class EngineCollector:
     """Implements prometheus_client's custom collector protocol for one engine."""
@@ -65,6 +73,24 @@ class EngineCollector:
             family = GaugeMetricFamily(name, text, labels=LABELS)
             family.add_metric(self._labels, value)
             yield family
+        # Those that wait for blocks which another sequence computes are not told from those that wait for room.
+        waiting = {"capacity": s.num_waiting, "deferred": 0}
+        yield self._by(
+            GaugeMetricFamily, "vllm:num_requests_waiting_by_reason", "Sequences that wait.", "reason", waiting
+        )
+        # The engine has no sleep mode.
+        sleep = {"awake": 1, "weights_offloaded": 0, "discard_all": 0}
+        yield self._by(GaugeMetricFamily, "vllm:engine_sleep_state", "Always awake.", "sleep_state", sleep)
+
+    def _by(
+        self, family_of: type[GaugeMetricFamily | CounterMetricFamily], name: str, text: str, label: str,
+        values: Mapping[str, float],
+    ) -> Metric:  # fmt: skip
+        """A family with one more label."""
+        family = family_of(name, text, labels=(*LABELS, label))
+        for value, number in values.items():
+            family.add_metric((*self._labels, value), number)
+        return family
 
     def _counts(self) -> Iterator[Metric]:
         c = self._counters
@@ -76,16 +102,25 @@ class EngineCollector:
             ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", c.prefix_cache_hits),
             ("vllm:gpu_prefix_cache_queries", "Older name of vllm:prefix_cache_queries.", c.prefix_cache_queries),
             ("vllm:gpu_prefix_cache_hits", "Older name of vllm:prefix_cache_hits.", c.prefix_cache_hits),
+            ("vllm:prompt_tokens_cached", "Part of vllm:prompt_tokens that was cached.", c.prompt_tokens_cached),
+            *((f"vllm:{name}", f"{text}; there is none.", 0) for name, text in _OTHER_CACHES),
         ):
             family = CounterMetricFamily(name, text, labels=LABELS)
             family.add_metric(self._labels, value)
             yield family
-        success = CounterMetricFamily(
-            "vllm:request_success", "Requests ended, by reason.", labels=(*LABELS, "finished_reason")
-        )
-        for reason, count in c.ended.items():
-            success.add_metric((*self._labels, reason), count)
-        yield success
+        computed, cached = c.prompt_tokens - c.prompt_tokens_cached, c.prompt_tokens_cached
+        sources = {"local_compute": computed, "local_cache_hit": cached, "external_kv_transfer": 0}
+        for name, text, label, values in (
+            ("vllm:prompt_tokens_by_source", "vllm:prompt_tokens, by where they came from.", "source", sources),
+            (
+                "vllm:prompt_tokens_cached_by_source",
+                "vllm:prompt_tokens_cached, by tier.",
+                "source",
+                {"device": cached},
+            ),
+            ("vllm:request_success", "Requests ended, by reason.", "finished_reason", c.ended),
+        ):
+            yield self._by(CounterMetricFamily, name, text, label, values)
 
     def _histograms(self) -> Iterator[Metric]:
         c = self._counters
@@ -93,17 +128,20 @@ class EngineCollector:
             ("vllm:time_to_first_token_seconds", "Arrival to first token.", c.time_to_first_token),
             ("vllm:inter_token_latency_seconds", "Gap between tokens of a choice.", c.inter_token_latency),
             ("vllm:time_per_output_token_seconds", "A request's mean gap.", c.time_per_output_token),
+            ("vllm:request_time_per_output_token_seconds", "A request's mean gap.", c.time_per_output_token),
             ("vllm:e2e_request_latency_seconds", "Arrival to end.", c.e2e_latency),
             ("vllm:request_queue_time_seconds", "Arrival to first scheduled.", c.queue_time),
             ("vllm:request_prefill_time_seconds", "First scheduled to first token.", c.prefill_time),
             ("vllm:request_decode_time_seconds", "First to last token.", c.decode_time),
             ("vllm:request_prompt_tokens", "Prompt tokens of a request.", c.request_prompt_tokens),
             ("vllm:request_generation_tokens", "Tokens sampled for a request.", c.request_generation_tokens),
+            ("vllm:request_max_num_generation_tokens", "Tokens of a request's longest choice.", c.longest_choice),
+            ("vllm:request_prefill_kv_computed_tokens", "Prompt tokens not found cached.", c.computed_prompt_tokens),
             ("vllm:iteration_tokens_total", "Tokens computed by a step.", c.iteration_tokens),
         ):
-            yield _histogram(name, text, LABELS, [(self._labels, histogram)])
+            yield histogram_family(name, text, LABELS, [(self._labels, histogram)])
         phases = [((*self._labels, phase), h) for phase, h in zip(PHASES, c.host_step, strict=True)]
-        yield _histogram("engine:host_step_seconds", "Phases of an iteration.", (*LABELS, "phase"), phases)
+        yield histogram_family("engine:host_step_seconds", "Phases of an iteration.", (*LABELS, "phase"), phases)
 
     def _cache_config_info(self) -> Metric:
         info = GaugeMetricFamily(
@@ -121,9 +159,10 @@ class EngineCollector:
         return family
 
 
-def _histogram(
+def histogram_family(
     name: str, text: str, labels: tuple[str, ...], children: Iterable[tuple[tuple[str, ...], Histogram]]
 ) -> Metric:
+    """A family of the histograms of `children`, each with the values of `labels`."""
     family = HistogramMetricFamily(name, text, labels=labels)
     for values, histogram in children:
         bounds = [*map(str, histogram.bounds), "+Inf"]

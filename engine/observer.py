@@ -139,7 +139,11 @@ class Observer:
         if times.first_token is None:
             times.first_token = now
             self.counters.time_to_first_token.observe(now - times.arrival)
-            self.counters.prompt_tokens += request.sequences[0].prompt_len
+            self._count_prompt(request)
+
+    def _count_prompt(self, request: LiveRequest) -> None:
+        self.counters.prompt_tokens += request.sequences[0].prompt_len
+        self.counters.prompt_tokens_cached += request.sequences[0].num_cached_tokens
 
     def end_iteration(self) -> None:
         """Leave the iteration's record."""
@@ -188,7 +192,7 @@ class Observer:
             finish_reason=live.channel.finish_reason or "error",
         )
         if record.first_token is None and record.finish_reason == "length":
-            self.counters.prompt_tokens += first.prompt_len  # a request for its prompt only
+            self._count_prompt(live)  # a request for its prompt only
         self.trace.add_request(record)
         self.counters.add_request(record)
 

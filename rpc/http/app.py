@@ -22,6 +22,7 @@ from rpc.http.completions import completions
 from rpc.http.endpoint import Endpoint
 from rpc.http.errors import body
 from rpc.http.fields import Fields
+from rpc.http.metrics import HttpMetrics
 from rpc.http.service import Service
 from rpc.http.state import LiveState
 
@@ -50,15 +51,17 @@ def make_app(service: Service) -> Starlette:
     """The app over `service`."""
     limit = service.options.max_message_bytes
     open_routes: _Routes = (*_OPEN_ROUTES, ("GET", "/state", LiveState(service.clock)))
-    routes = [
-        Route(
-            path,
-            Endpoint(partial(handler, service), keys=keys, pace=service.calls.pace, max_body_bytes=limit),
-            methods=[method],
-        )
-        for table, keys in ((_ROUTES, service.keys), (open_routes, None))
-        for method, path, handler in table
-    ]
+    metrics = HttpMetrics(service.clock)
+    service.engine.metrics.register(metrics)
+    routes: list[Route] = []
+    for table, keys, is_counted in ((_ROUTES, service.keys, True), (open_routes, None, False)):
+        for method, path, handler in table:
+            endpoint: ASGIApp = Endpoint(
+                partial(handler, service), keys=keys, pace=service.calls.pace, max_body_bytes=limit
+            )
+            if is_counted:
+                endpoint = metrics.counted(method, path, endpoint)
+            routes.append(Route(path, endpoint, methods=[method]))
     return Starlette(
         routes=routes,
         middleware=_cross_origin(service.options.allowed_origins),

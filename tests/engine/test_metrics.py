@@ -23,6 +23,7 @@ from tests.engine.timed import FORWARD, SAMPLE, STEP, TimedServer, parse, timed_
 
 ROOT = Path(__file__).parent.parent.parent
 LAUNCH = FORWARD + SAMPLE
+SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
 
 
 def value(server: TimedServer, name: str) -> float:
@@ -105,6 +106,8 @@ async def test_choices_share_a_first_token_and_count_each_gap() -> None:
         assert samples["vllm:time_to_first_token_seconds_count"] == 1
         assert samples["vllm:inter_token_latency_seconds_count"] == 4
         assert samples["vllm:generation_tokens_total"] == 6
+        assert mean(server, "vllm:request_max_num_generation_tokens") == (1, 3)
+        assert samples["vllm:request_time_per_output_token_seconds_count"] == 1
         assert samples["vllm:prompt_tokens_total"] == 3
         assert samples["vllm:request_success_total{finished_reason=length}"] == 1
         assert samples["vllm:time_per_output_token_seconds_sum"] == samples["vllm:request_decode_time_seconds_sum"] / 2
@@ -121,6 +124,11 @@ async def test_prefix_cache_counts_tokens() -> None:
         samples = server.metrics()
         for name in ("vllm:prefix_cache", "vllm:gpu_prefix_cache"):
             assert (samples[f"{name}_queries_total"], samples[f"{name}_hits_total"]) == (34, 16)
+        assert samples["vllm:prompt_tokens_cached_total"] == 16
+        assert samples["vllm:prompt_tokens_cached_by_source_total{source=device}"] == 16
+        by_source = {s: samples[f"vllm:prompt_tokens_by_source_total{{source={s}}}"] for s in SOURCES}
+        assert by_source == {"local_compute": 17 + 1, "local_cache_hit": 16, "external_kv_transfer": 0}
+        assert mean(server, "vllm:request_prefill_kv_computed_tokens") == (2, 17 + 1)
 
 
 async def test_preemption_keeps_the_first_times() -> None:
@@ -146,6 +154,7 @@ async def test_gauges_follow_the_load_and_fall_to_zero() -> None:
         samples = server.metrics()
         assert samples["vllm:num_requests_running"] == 1
         assert samples["vllm:num_requests_waiting"] == 1
+        assert samples["vllm:num_requests_waiting_by_reason{reason=capacity}"] == 1
         assert samples["vllm:kv_cache_usage_perc"] == samples["vllm:gpu_cache_usage_perc"] == 3 / 16
         await server.settle()
         samples = server.metrics()
@@ -228,15 +237,18 @@ async def test_names_types_and_info() -> None:
         *("time_to_first_token_seconds", "inter_token_latency_seconds", "time_per_output_token_seconds"),
         *("e2e_request_latency_seconds", "request_queue_time_seconds", "request_prefill_time_seconds"),
         *("request_decode_time_seconds", "request_prompt_tokens", "request_generation_tokens"),
-        "iteration_tokens_total",
+        *("request_time_per_output_token_seconds", "request_max_num_generation_tokens"),
+        *("request_prefill_kv_computed_tokens", "iteration_tokens_total"),
     )
     gauges = (
         *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "gpu_cache_usage_perc"),
-        *("cpu_cache_usage_perc", "cache_config_info"),
+        *("cpu_cache_usage_perc", "cache_config_info", "num_requests_waiting_by_reason", "engine_sleep_state"),
     )
     counters = (
         *("prompt_tokens", "generation_tokens", "num_preemptions", "request_success"),
         *("prefix_cache_queries", "prefix_cache_hits", "gpu_prefix_cache_queries", "gpu_prefix_cache_hits"),
+        *("prompt_tokens_cached", "prompt_tokens_by_source", "prompt_tokens_cached_by_source"),
+        *("external_prefix_cache_queries", "external_prefix_cache_hits", "mm_cache_queries", "mm_cache_hits"),
     )
     assert types == {
         **{f"vllm:{name}": "histogram" for name in histograms},
@@ -325,7 +337,7 @@ def test_a_client_that_hangs_up_is_no_news(capfd: pytest.CaptureFixture[str]) ->
 
 
 def test_the_ports_must_differ() -> None:
-    with pytest.raises(ConfigError, match=r"^metrics_port: 5000 is the gRPC port"):
+    with pytest.raises(ConfigError, match=r"^port, metrics_port: both are 5000"):
         ServerOptions(port=5000, metrics_port=5000)
     assert ServerOptions(port=0, metrics_port=0).metrics_port == 0
     assert ServerOptions().metrics_port is None
