@@ -93,8 +93,9 @@
     valueAxis(g, plot, top, chart.unit);
     timeAxis(g, plot);
     clip(g, plot);
-    for (const { i } of columns.values()) {
-      const x = plot.x(chart.starts[i]), width = Math.max(plot.x(chart.ends[i]) - x, 1);
+    for (const [column, { i }] of columns) {
+      const start = plot.x(chart.starts[i]), end = plot.x(chart.ends[i]);
+      const [x, width] = end - start > 1 ? [start, end - start] : [column, 1];
       let sum = 0;
       chart.series.forEach((s, n) => {
         if (!s.values[i]) return;
