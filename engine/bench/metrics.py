@@ -8,6 +8,7 @@
 Failed requests count in `failed` and nowhere else.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -50,6 +51,7 @@ class Metrics:
         latencies: of every name in LATENCIES.
         values: the single values behind them.
         lateness: p99 of what the client was late by.
+        errors: how many requests failed of what.
     """
 
     duration: float
@@ -77,10 +79,10 @@ class Metrics:
             {name: getattr(self, name) for name in names}
             | {
                 f"{statistic}_{name}_ms": 1e3 * value
-                for name, latency in self.latencies.items()
-                for statistic, value in latency._asdict().items()
+                for name, values in self.latencies.items()
+                for statistic, value in values._asdict().items()
             }
-            | {"client_lateness_p99_ms": 1e3 * self.lateness, "errors": self.errors}
+            | {"client_lateness_p99_ms": 1e3 * self.lateness, "error_counts": self.errors}
         )
 
 
@@ -105,10 +107,6 @@ def make_metrics(run: Run, objectives: Mapping[str, float]) -> Metrics:
         "itl": [after - before for a in good for before, after in pairwise(a.times)],
         "e2el": [s["e2el"] for s in singles],
     }
-    errors: dict[str, int] = {}
-    for a in run.answers:
-        if a.error:
-            errors[a.error] = errors.get(a.error, 0) + 1
 
     def rate(count: float) -> float:
         return count / duration if duration > 0 else 0.0
@@ -127,7 +125,7 @@ def make_metrics(run: Run, objectives: Mapping[str, float]) -> Metrics:
         latencies={name: latency(v) for name, v in values.items()},
         values=values,
         lateness=float(np.percentile(run.lateness, 99)) if run.lateness else 0.0,
-        errors=errors,
+        errors=dict(Counter(a.error for a in run.answers if a.error)),
     )
 
 

@@ -118,9 +118,12 @@ def _take(event: bytes, answer: Answer) -> None:
     message = json.loads(document)
     if "error" in message:
         raise BackendError(str(message["error"].get("message", message["error"])))
-    if (choices := message.get("choices")) and _has_tokens(choices[0]):
-        answer.came()
-        answer.output_tokens += 1
+    for choice in message.get("choices", ()):
+        if _has_tokens(choice):
+            answer.came()
+            answer.output_tokens += 1
+        if choice.get("finish_reason") in ("abort", "error"):
+            raise BackendError(f"the answer ended early: {choice['finish_reason']}")
     if usage := message.get("usage"):
         answer.prompt_tokens, answer.output_tokens = usage["prompt_tokens"], usage["completion_tokens"]
 
@@ -135,7 +138,7 @@ def _refusal(status: int, content: bytes) -> str:
     try:
         return f"{status}: {json.loads(content)['error']['message']}"
     except (ValueError, KeyError, TypeError):
-        return f"{status}: {content[:200].decode(errors='replace').strip() or 'no reason given'}"
+        return f"{status}: {' '.join(content[:200].decode(errors='replace').split()) or 'no reason given'}"
 
 
 def _no_answer(error: Exception) -> str:

@@ -66,9 +66,8 @@ class Workload:
     @property
     def max_len(self) -> int:
         """Most tokens that a request can have, prompt and output."""
-        return self.prefix_len + _bounds(self.input_len, self.range_ratio)[1] + _bounds(
-            self.output_len, self.range_ratio
-        )[1]  # fmt: skip
+        lengths = (self.input_len, self.output_len)
+        return self.prefix_len + sum(_bounds(length, self.range_ratio)[1] for length in lengths)
 
     def requests(self, vocab_size: int) -> list[PlannedRequest]:
         """The requests in the order of their arrival, with token ids uniform below `vocab_size`."""

@@ -11,6 +11,8 @@ from engine.bench.workload import PlannedRequest
 from rpc.client import Client, describe
 from rpc.proto.engine.v1 import engine_pb2 as pb
 
+_ENDED_EARLY = {pb.FINISH_REASON_ABORT: "abort", pb.FINISH_REASON_ERROR: "error"}
+
 
 class GrpcBackend:
     """One channel to one server. Use with `async with`."""
@@ -51,9 +53,11 @@ class GrpcBackend:
         """Read a stream to its end. Raises BackendError."""
         try:
             async for response in self._client.generate(prepared):
-                tokens = sum(len(delta.token_ids) for delta in response.deltas)
-                if tokens:
-                    answer.came()
-                    answer.output_tokens += tokens
+                for delta in response.deltas:
+                    if delta.token_ids:
+                        answer.came()
+                        answer.output_tokens += len(delta.token_ids)
+                    if delta.finish_reason in _ENDED_EARLY:
+                        raise BackendError(f"the answer ended early: {_ENDED_EARLY[delta.finish_reason]}")
         except grpc.aio.AioRpcError as error:
             raise BackendError(describe(error)) from error

@@ -25,6 +25,7 @@ class Bench:
     served: Served
     capsys: pytest.CaptureFixture[str]
     answered: list[Submission] = field(default_factory=list)
+    finish_reason: str = "length"
 
     def target(self, backend: str) -> tuple[str, ...]:
         http = f"http://127.0.0.1:{self.served.server.http_port}"
@@ -40,7 +41,7 @@ class Bench:
             self.answered.append(request)
             for _ in range(request.params.max_tokens - 1):
                 request.push("x", [7])
-            request.finish("x", [7], finish_reason="length")
+            request.finish("x", [7], finish_reason=self.finish_reason)
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -122,6 +123,16 @@ async def test_refused_requests_are_counted_and_named(
         code, out, err = await bench(*bench.target(backend), *SMALL)
     assert (code, err) == (1, "engine: error: no request was completed\n")
     assert "6 failed: " in out and "the queue is full" in out
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+async def test_an_answer_that_ends_early_has_failed(
+    serving: Serving, capsys: pytest.CaptureFixture[str], backend: str
+) -> None:
+    async with benching(serving, capsys) as bench:
+        bench.finish_reason = "abort"
+        code, out, _ = await bench(*bench.target(backend), *SMALL)
+    assert code == 1 and "6 failed: the answer ended early: abort" in out
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
