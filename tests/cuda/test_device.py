@@ -97,6 +97,23 @@ def executor(source: Any = None, **values: Any) -> Waiting:
     return Waiting(CudaExecutor(shape(**values), source or weights(), KernelRegistry(ARCH)))
 
 
+async def test_masks_that_are_known_only_after_the_forward_pass_reach_the_sampler(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The order of a constrained step: forward, the result of the step before, and with it the mask."""
+    ids = [300]
+    async with running(monkeypatch) as (device, _):
+        ticket = None
+        for step in range(4):
+            device.forward(prefill() if step == 0 else decode(step, 4 + step))
+            if ticket is not None:
+                ids.append(int((await ticket.result()).token_ids[0]))
+            mask = np.zeros((1, -(-DECODER.vocab_size // 32)), np.uint32)
+            mask[0, (ids[-1] + 1) // 32] = 1 << (ids[-1] + 1) % 32
+            ticket = device.sample(SampleBatch(step, i32(0), i32(0), mask))
+    assert ids == [300, 301, 302, 303]
+
+
 async def test_placeholders_with_steps_in_flight_give_the_executors_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     with gpu(monkeypatch):
         driver = Driver(executor())
