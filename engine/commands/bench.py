@@ -3,7 +3,6 @@
 import functools
 import json
 import math
-import re
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -12,6 +11,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeAlias
 import click
 from click.core import ParameterSource
 
+from engine.bench.goodput import OBJECTIVES, parse_objectives
 from engine.commands.server_flags import Server, to_server
 from engine.errors import ConfigError
 
@@ -28,7 +28,6 @@ _RANDOM = (
 )  # fmt: skip
 """Flags of random requests; without `random_`, they are fields of Workload."""
 OUTPUT = click.Path(dir_okay=False, allow_dash=True)
-_OBJECTIVE = re.compile(r"[a-z0-9]+:[^/]*")
 
 Decorator: TypeAlias = Callable[[Callable[..., None]], Callable[..., None]]
 Plan: TypeAlias = "Callable[[int], list[PlannedRequest]]"
@@ -44,8 +43,9 @@ class BenchCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         spread: list[str] = []
         for n, word in enumerate(args):
-            # The first value follows the flag already.
-            if spread[-2:-1] == ["--goodput"] and args[n - 1] != "--goodput" and _OBJECTIVE.fullmatch(word):
+            # The first value follows the flag already; an address may come after the last.
+            is_next = spread[-2:-1] == ["--goodput"] and args[n - 1] != "--goodput"
+            if is_next and word.partition(":")[0] in OBJECTIVES:
                 spread.append("--goodput")
             spread.append(word)
         return super().parse_args(ctx, spread)
@@ -94,21 +94,19 @@ def bench_command(debuggable: Decorator) -> click.Command:
         from rich.console import Console
 
         from engine.bench.display import print_metrics
-        from engine.bench.goodput import parse_objectives
         from engine.bench.metrics import make_metrics
 
         objectives = parse_objectives(goodput)
         plan = _plan(trace, num_prompts, flags)
         backend = backend or ("openai" if server.address.startswith(("http://", "https://")) else "grpc")
-        make_backend = _grpc if backend == "grpc" else _openai
+        client = _backend(backend, server, flags)
         console = Console(stderr="-" in (save_result, html))
         with ExitStack() as stack:  # opened first: a path that cannot be written should not cost a run
             files = [
                 None if path is None else stack.enter_context(click.open_file(path, "w", encoding="utf-8"))
                 for path in (save_result, html)
             ]
-            made = make_backend(server, flags, backend == "openai-chat")
-            run, target = uvloop.run(_run(made, plan, flags["vocab_size"], flags["max_concurrency"]))
+            run, target = uvloop.run(_run(client, plan, flags["vocab_size"], flags["max_concurrency"]))
             metrics = make_metrics(run, objectives)
             print_metrics(console, metrics)
             _write(run, metrics, _settings(backend, target, trace, flags), *files)
@@ -134,23 +132,22 @@ def _plan(trace: IO[str] | None, num_prompts: int | None, flags: dict[str, Any])
     return Workload(num_prompts=num_prompts or NUM_PROMPTS, seed=flags["seed"], **values).requests
 
 
-def _grpc(server: Server, flags: dict[str, Any], chat: bool) -> "Backend[Any]":
-    from engine.commands.grpc_backend import GrpcBackend
-    from rpc.proto.engine.v1 import engine_pb2 as pb
+def _backend(name: str, server: Server, flags: dict[str, Any]) -> "Backend[Any]":
+    """The client to send with. Raises ConfigError."""
+    sampling = {"temperature": flags["temperature"], "ignore_eos": flags["ignore_eos"]}
+    if name == "grpc":
+        from engine.commands.grpc_backend import GrpcBackend
+        from rpc.proto.engine.v1 import engine_pb2 as pb
 
-    sampling = pb.SamplingParams(temperature=flags["temperature"], ignore_eos=flags["ignore_eos"])
-    return GrpcBackend(server.connect, flags["model"], sampling)
-
-
-def _openai(server: Server, flags: dict[str, Any], chat: bool) -> "Backend[Any]":
+        return GrpcBackend(server.connect, flags["model"], pb.SamplingParams(**sampling))
     try:
         from engine.bench.openai import OpenAIBackend
     except ImportError as error:
         raise ConfigError("backend: HTTP needs the extra 'bench': pip install 'engine-llm[bench]'") from error
-    sampling = {"temperature": flags["temperature"], "ignore_eos": flags["ignore_eos"]}
     return OpenAIBackend(
-        server.url, chat=chat, model=flags["model"], sampling=sampling, api_key=server.api_key, ssl=server.ssl_context()
-    )
+        server.url, chat=name == "openai-chat", model=flags["model"], sampling=sampling, api_key=server.api_key,
+        ssl=server.ssl_context(),
+    )  # fmt: skip
 
 
 async def _run(

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -92,6 +93,21 @@ async def test_what_was_sent_is_what_was_asked_for(
     assert 0 < result["median_ttft_ms"] <= result["median_e2el_ms"]
     assert f"{result['output_throughput']:.2f}" in out and "goodput" in out
     assert "Load on tiny" in page.read_text()
+
+
+async def test_an_address_may_follow_the_objectives(serving: Serving, capsys: pytest.CaptureFixture[str]) -> None:
+    async with benching(serving, capsys) as bench:
+        code, out, err = await bench(*SMALL, "--goodput", "ttft:60000", "tpot:60000", f"localhost:{bench.served.port}")
+    assert (code, err) == (0, "") and "goodput" in out
+
+
+def test_without_aiohttp_http_names_the_extra(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "engine.bench.openai", raising=False)
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    code, out, err = run(capsys, "http://127.0.0.1:1")
+    assert (code, out, err.count("\n")) == (2, "", 1) and "engine-llm[bench]" in err
 
 
 async def test_a_recorded_trace(serving: Serving, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
