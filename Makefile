@@ -38,7 +38,7 @@ $(VENV)/.installed-test: EXTRAS := demo,cpu,test
 $(VENV)/.installed-test-cuda: EXTRAS := demo,cpu,test,test-cuda
 $(VENV)/.installed-run $(VENV)/.installed-test $(VENV)/.installed-test-cuda: $(INSTALL_INPUTS) | $(PYTHON)
 	@echo "Installing engine-llm[$(EXTRAS)] into $(VENV)"
-	@if command -v uv >/dev/null; then uv pip install --quiet --python $(PYTHON) -e '.[$(EXTRAS)]'; \
+	@if command -v uv >/dev/null; then uv pip install --quiet --compile-bytecode --python $(PYTHON) -e '.[$(EXTRAS)]'; \
 	else $(PYTHON) -m pip install --quiet -e '.[$(EXTRAS)]'; fi
 	@$(PYTHON) -m engine.devices.cpu.warmup
 	@touch $@
