@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element
 
@@ -10,7 +9,6 @@ import html5lib
 import pytest
 
 from engine.html.page import Chart, Finding, Lanes, Page, Row, Series, Table, Tile
-from tests.html.browser import needs_chromium, opened
 
 HOSTILE = "</script><script>alert(1)</script> & <b>"
 
@@ -84,23 +82,6 @@ def test_distributions_are_drawn_over_one_logarithmic_axis() -> None:
     heights = re.findall(r"V([\d.]+)H(\d+)", table.shape(table.rows[0]))
     assert [int(x) for y, x in heights if float(y) == 0.0] == [1, 33, 64]
     assert table.shape(table.rows[1]) == ""
-
-
-@needs_chromium
-def test_its_script_runs_without_a_complaint(tmp_path: Path) -> None:
-    file = tmp_path / "page.html"
-    file.write_text(page().render())
-    dom, console = opened(file)
-    assert console == []
-    assert '<span id="range" role="status">0.000 s to 4.000 s</span>' in dom
-    assert len(re.findall(r'<canvas[^>]* width="\d{4}"', dom)) == 3
-
-
-@needs_chromium
-def test_a_complaint_would_be_seen(tmp_path: Path) -> None:
-    file = tmp_path / "page.html"
-    file.write_text(page().render().replace('id="range"', 'id="elsewhere"'))
-    assert any("TypeError" in line for line in opened(file)[1])
 
 
 @pytest.mark.parametrize("bins", [[], [0.0, 0.0], [5.0]])

@@ -1,0 +1,112 @@
+"""Pages in a headless Chromium: their script, by keyboard and mouse, light and dark. Needs Debian's chromium."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.html.page import Page
+from tests.html.test_page import page
+from tests.profile.test_page import CONFIG, render
+from tests.rpc.fake_engine import profile
+from tests.rpc.http import browser as chromium
+from tests.rpc.http.browser import ESCAPE, RIGHT, Browser
+
+pytestmark = pytest.mark.skipif(
+    chromium.CHROMIUM is None or chromium.DRIVER is None,
+    reason="needs a browser: apt-get install chromium chromium-driver",
+)
+
+DRAG = """
+const canvas = document.querySelector("canvas"), box = canvas.getBoundingClientRect();
+const send = (kind, part) => canvas.dispatchEvent(new PointerEvent(kind, {
+  clientX: box.left + 66 + part * (box.width - 78), clientY: box.top + 50, pointerId: 1, bubbles: true }));
+canvas.setPointerCapture = () => {};
+send("pointerdown", 0.25); send("pointermove", 0.4); send("pointerup", 0.5); send("lostpointercapture", 0.5);
+"""
+"""From a quarter of the first chart's plot to its middle; 66 and 12 pixels beside it are axes."""
+
+INK = """
+return [...document.querySelectorAll("canvas")].map((canvas) => {
+  const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+  return new Set(new Uint32Array(pixels.buffer)).size;
+});
+"""
+"""Different colours in each chart."""
+
+
+@pytest.fixture(scope="module")
+def started_browser() -> Iterator[Browser]:
+    with chromium.browser() as browser:
+        yield browser
+
+
+@pytest.fixture
+async def browser(started_browser: Browser) -> Browser:
+    await started_browser.reset()
+    return started_browser
+
+
+async def opened(browser: Browser, html: str, folder: Path) -> str:
+    """The range of time that the page shows first."""
+    file = folder / "page.html"
+    file.write_text(html)
+    await browser.open(file.as_uri())
+    return await browser.text("#range")
+
+
+async def assert_quiet(browser: Browser) -> None:
+    """Nothing in the console, and nothing asked for but the file itself."""
+    assert await browser.complaints() == []
+    assert [a for a in await browser.requested() if not a.startswith(("file:", "data:", "about:"))] == []
+
+
+async def test_a_profile_is_drawn_without_a_complaint(browser: Browser, tmp_path: Path) -> None:
+    _, html = render(profile(40, "a", "b"))
+    assert CONFIG.model.endswith("/m") and "Profile of m" in html
+    assert await opened(browser, html, tmp_path) == "0.00000 s to 0.04000 s"
+    ink = await browser.script(INK)
+    assert len(ink) == 5 and min(ink) > 5
+    await assert_quiet(browser)
+
+
+async def test_zooming_by_keyboard(browser: Browser, tmp_path: Path) -> None:
+    assert await opened(browser, page().render(), tmp_path) == "0.000 s to 4.000 s"
+    for key, shown in (("+", "1.000 s to 3.000 s"), (RIGHT, "1.400 s to 3.400 s"), ("-", "0.000 s to 4.000 s")):
+        await browser.press(key)
+        assert await browser.text("#range") == shown
+    await browser.press("+")
+    await browser.press(ESCAPE)
+    assert await browser.text("#range") == "0.000 s to 4.000 s"
+    await assert_quiet(browser)
+
+
+async def test_zooming_by_dragging(browser: Browser, tmp_path: Path) -> None:
+    await opened(browser, page().render(), tmp_path)
+    await browser.script(DRAG)
+    assert await browser.text("#range") == "1.000 s to 2.000 s"
+    await browser.script("document.getElementById('reset').click()")
+    assert await browser.text("#range") == "0.000 s to 4.000 s"
+    await assert_quiet(browser)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_every_text_can_be_read(browser: Browser, tmp_path: Path, scheme: str) -> None:
+    """WCAG 2.2 asks for a contrast of 4.5."""
+    await browser.prefer(scheme)
+    await opened(browser, page().render(), tmp_path)
+    assert [pair for pair in await browser.contrasts() if pair[1] < 4.5] == []
+
+
+async def test_a_page_fits_its_window(browser: Browser, tmp_path: Path) -> None:
+    await browser.resize(1200, 900)
+    await opened(browser, render(profile(40, "a"))[1], tmp_path)
+    assert await browser.script("return document.documentElement.scrollWidth") <= 1200
+
+
+async def test_without_charts_there_is_no_script_to_fail(browser: Browser, tmp_path: Path) -> None:
+    empty: Page = page(charts=[])
+    file = tmp_path / "page.html"
+    file.write_text(empty.render())
+    await browser.open(file.as_uri())
+    await assert_quiet(browser)
