@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import trustme
 
 from engine import cli
 from engine.errors import OverCapacity
@@ -53,8 +54,8 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 
 
 @asynccontextmanager
-async def benching(serving: Serving, capsys: pytest.CaptureFixture[str]) -> AsyncIterator[Bench]:
-    async with serving(http_port=0) as served:
+async def benching(serving: Serving, capsys: pytest.CaptureFixture[str], **options: object) -> AsyncIterator[Bench]:
+    async with serving(http_port=0, **options) as served:
         bench = Bench(served, capsys)
         task = asyncio.create_task(bench.answer())
         try:
@@ -99,6 +100,33 @@ async def test_an_address_may_follow_the_objectives(serving: Serving, capsys: py
     async with benching(serving, capsys) as bench:
         code, out, err = await bench(*SMALL, "--goodput", "ttft:60000", "tpot:60000", f"localhost:{bench.served.port}")
     assert (code, err) == (0, "") and "goodput" in out
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+async def test_a_servers_key(
+    serving: Serving, capsys: pytest.CaptureFixture[str], tmp_path: Path, backend: str
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("token-a acme")
+    async with benching(serving, capsys, api_key_file=str(keys)) as bench:
+        code, _, err = await bench(*bench.target(backend), *SMALL)
+        assert (code, err.count("\n")) == (1, 1) and not bench.answered
+        code, _, err = await bench(*bench.target(backend), *SMALL, "--api-key", "token-a")
+    assert (code, err, len(bench.answered)) == (0, "", 6)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+async def test_tls(serving: Serving, capsys: pytest.CaptureFixture[str], tmp_path: Path, backend: str) -> None:
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    cert, key, trusted = (tmp_path / name for name in ("cert", "key", "ca"))
+    issued.cert_chain_pems[0].write_to_path(cert)
+    issued.private_key_pem.write_to_path(key)
+    authority.cert_pem.write_to_path(trusted)
+    async with benching(serving, capsys, wait=False, ssl_certfile=str(cert), ssl_keyfile=str(key)) as bench:
+        address, *rest = bench.target(backend)
+        code, _, err = await bench(address.replace("http:", "https:"), *rest, *SMALL, "--ssl-ca-certs", str(trusted))
+    assert (code, err, len(bench.answered)) == (0, "", 6)
 
 
 def test_without_aiohttp_http_names_the_extra(
