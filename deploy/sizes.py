@@ -74,7 +74,12 @@ def build_wheel(folder: Path) -> Path:
 
 def install(variant: Variant, wheel: Path, prefix: Path) -> Path:
     """Run deploy/install.sh; returns the environment's folder. The cache is a throw-away one, as in an image."""
-    environment = {**os.environ, "CUBINS": variant.cubins, "PYTHON": sys.executable, "XDG_CACHE_HOME": f"{prefix}.cache"}
+    environment = {
+        **os.environ,
+        "CUBINS": variant.cubins,
+        "PYTHON": sys.executable,
+        "XDG_CACHE_HOME": f"{prefix}.cache",
+    }
     command = [str(ROOT / "deploy" / "install.sh"), str(prefix), variant.extras, str(wheel)]
     subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
     return prefix
