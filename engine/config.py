@@ -67,6 +67,9 @@ class EngineConfig:
     cpu_threads: int | None = _setting(
         None, "Threads of the cpu device; the processors this process may use if unset.", min=1, max=1024
     )
+    otlp_traces_endpoint: str | None = _setting(
+        None, "URL of the collector that gets a span per request, OTLP over gRPC; needs the extra otel. Off if unset."
+    )
 
     def __post_init__(self) -> None:
         for f in fields(self):

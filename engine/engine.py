@@ -10,6 +10,7 @@ import logging
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack
@@ -40,6 +41,7 @@ from engine.scheduler import Scheduler
 from engine.snapshot import Snapshot, take_snapshot
 from engine.stats import EngineStats, engine_stats
 from engine.stream import OutputChannel, OutputStream
+from engine.telemetry import TRACE_HEADERS, RequestSpans
 from engine.text.chat import ChatOptions, ChatTemplate, render_chat
 from engine.text.tokenizer import TextTokenizer
 from engine.trace import Profile, Trace
@@ -84,6 +86,8 @@ class Engine:
         self.info: ModelInfo
         self.ledger: MemoryLedger
         self.metrics = CollectorRegistry()
+        endpoint = config.otlp_traces_endpoint
+        self._spans = None if endpoint is None else RequestSpans(endpoint)
         self._checkpoint: Checkpoint
         self._tokenizer: TextTokenizer | None = None
         self._chat_template: ChatTemplate | None = None
@@ -126,6 +130,8 @@ class Engine:
         finally:
             gc.unfreeze()
             await self._device.close()
+            if self._spans is not None:
+                await asyncio.to_thread(self._spans.close)
 
     def _open_checkpoint(self) -> None:
         config = self.config
@@ -174,7 +180,8 @@ class Engine:
         self.metrics.register(
             EngineCollector(counters, scheduler, model_name=self.info.served_model_name, cache_config=cache_config)
         )
-        return Observer(scheduler, counters)
+        spans = None if self._spans is None else partial(self._spans.add, model=self.info.served_model_name)
+        return Observer(scheduler, counters, spans=spans)
 
     def _make_masks(self) -> Masks | None:
         grammars = self._door.grammars
@@ -196,6 +203,11 @@ class Engine:
             block_size=self.config.block_size,
             version=__version__,
         )
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether each request leaves a span."""
+        return self._spans is not None
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -262,7 +274,9 @@ class Engine:
         sequences = self._door.sequences(request_id, token_ids, params, priority=priority, tenant=tenant)
         channel = OutputChannel(params.n, self.config.stream_interval)
         kind = BeamRequest if params.use_beam_search else LiveRequest
-        self._inbox.submit(kind(sequences, channel, self._tokenizer))
+        live = kind(sequences, channel, self._tokenizer)
+        live.trace_headers = TRACE_HEADERS.get()
+        self._inbox.submit(live)
         self._channels[request_id] = channel
         return OutputStream(request_id, token_ids, channel, self._inbox.abort)
 
@@ -348,10 +362,11 @@ class Engine:
     # -- text -------------------------------------------------------------------------------
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`. Raises InvalidRequest when the model has no tokenizer."""
+        """Token ids of `text`. Raises InvalidRequest when the model has no tokenizer, or it cannot fit."""
         tokenizer = self._need_tokenizer("text")
         if len(text) <= LONG_TEXT:
             return tokenizer.encode(text, add_special_tokens)
+        self._check_fits("text", text, tokenizer)
         return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens)
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
@@ -374,12 +389,20 @@ class Engine:
         tokenizer = self._need_tokenizer("messages")
         if len(text) <= LONG_TEXT:
             return tokenizer.encode_rendered(text)
+        self._check_fits("messages", text, tokenizer)
         return await asyncio.to_thread(tokenizer.encode_rendered, text)
 
     @property
     def tokenizer(self) -> TextTokenizer | None:
         """The model's tokenizer, None when it has none; safe to use from any thread."""
         return self._tokenizer
+
+    def _check_fits(self, field: str, text: str, tokenizer: TextTokenizer) -> None:
+        """Before minutes and gigabytes go into tokens that are far too many."""
+        limit = self.info.max_model_len
+        most = max(LONG_TEXT, limit * tokenizer.longest_token)
+        if len(text) > most:
+            raise InvalidRequest(field, f"has {len(text)} characters, more than {most} never fit in {limit} tokens")
 
     def _need_tokenizer(self, field: str) -> TextTokenizer:
         if self._tokenizer is None:

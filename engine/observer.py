@@ -25,15 +25,22 @@ class Observer:
     """Belongs to the loop's task; `trace` and `counters` may be read by anybody."""
 
     def __init__(
-        self, scheduler: Scheduler, counters: Counters | None = None, clock: Clock = time.perf_counter
+        self,
+        scheduler: Scheduler,
+        counters: Counters | None = None,
+        clock: Clock = time.perf_counter,
+        spans: Callable[[RequestRecord, LiveRequest], None] | None = None,
     ) -> None:
+        """`spans` is told of every request that has ended."""
         self.trace = Trace()
         self.counters = counters or Counters()
         self._scheduler = scheduler
         self._clock = clock
+        self._spans = spans
         self._start = self._last = clock()
         self._idle = 0.0
         self._num_preemptions = 0
+        self._num_noted = 0
         self._gained: list[Sequence] = []
         self._gained_times: list[RequestTimes] = []
         self._gained_at = 0.0
@@ -72,6 +79,8 @@ class Observer:
         self._step = step
         if step.plan.row_states:
             self._note_first_scheduled(step, live, scheduled)
+        if self._spans is not None:
+            self._note_preempted(live, scheduled)
         beams = sum([e.num_tokens == 1 and e.start >= e.sequence.prompt_len for e in step.entries])
         self._decode_rows = len(step.decoding.sequences) + beams
         self._prefill_rows = len(step.plan.rows) - self._decode_rows
@@ -86,9 +95,19 @@ class Observer:
                     self.counters.prefix_cache_queries += sequence.prompt_len
                     self.counters.prefix_cache_hits += sequence.num_cached_tokens
 
+    def _note_preempted(self, live: Mapping[str, LiveRequest], now: float) -> None:
+        if self._num_noted == self._scheduler.num_preemptions:
+            return
+        self._num_noted = self._scheduler.num_preemptions
+        for request in live.values():
+            noted = request.times.preempted
+            noted += [now] * (sum(sequence.epoch for sequence in request.sequences) - len(noted))
+
     def settled(self, settlement: Settlement, result: StepResult, live: Mapping[str, LiveRequest]) -> None:
         """The oldest step has been taken in; ends the phase "settle"."""
         self.mark(SETTLE)
+        if self._spans is not None:  # what was preempted without a launch
+            self._note_preempted(live, self._last)
         self._settled = result.step
         self._device_seconds = result.device_seconds
         now = self._last
@@ -195,6 +214,8 @@ class Observer:
             self._count_prompt(live)  # a request for its prompt only
         self.trace.add_request(record)
         self.counters.add_request(record)
+        if self._spans is not None:
+            self._spans(record, live)
 
     # -- profile ----------------------------------------------------------------------------
 

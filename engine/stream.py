@@ -155,6 +155,11 @@ class OutputChannel:
 
         return push
 
+    @property
+    def error(self) -> EngineError | None:
+        """What it ended with, if that was an error."""
+        return self._error
+
     def fail(self, error: EngineError) -> None:
         """End with an error, after what was pushed before."""
         if not self._ended:

@@ -82,6 +82,7 @@ class RequestTimes:
         first_token: when its first token settled, of any choice.
         last_tokens: when the last token of each choice settled.
         num_tokens: tokens sampled for each choice.
+        preempted: when it lost its row; kept only if requests are traced.
     """
 
     num_choices: int
@@ -90,6 +91,7 @@ class RequestTimes:
     first_token: float | None = None
     last_tokens: list[float | None] = field(init=False)
     num_tokens: list[int] = field(init=False)
+    preempted: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.last_tokens = [None] * self.num_choices

@@ -30,6 +30,7 @@ from rpc.proto.engine.v1 import engine_pb2 as pb
 from rpc.proto.engine.v1 import engine_pb2_grpc as pb_grpc
 from rpc.servicer import EngineServicer
 from rpc.tls import TlsFiles, server_credentials
+from rpc.tracing import TraceContext
 from rpc.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -70,14 +71,20 @@ class Server:
         self._is_serving = False
         self._http = self._http_server(clock)
         self.http_port: int | None = None
-        self._server = grpc.aio.server(
-            interceptors=[Authentication(self._keys)] if self._keys else (), options=options.channel_arguments()
-        )
+        self._server = grpc.aio.server(interceptors=self._interceptors(), options=options.channel_arguments())
         self._signals = {signal.SIGTERM: self.stop, signal.SIGINT: self.stop}
         if self._keys is not None:
             self._signals[signal.SIGHUP] = self.reload_keys
         self._stop_asked = asyncio.Event()
         self._scope: asyncio.Timeout | None = None
+
+    def _interceptors(self) -> list[grpc.aio.ServerInterceptor]:
+        interceptors: list[grpc.aio.ServerInterceptor] = []
+        if self._keys is not None:
+            interceptors.append(Authentication(self._keys))
+        if self._engine.is_traced:
+            interceptors.append(TraceContext())
+        return interceptors
 
     def _http_server(self, clock: Clock) -> "HttpServer | None":
         if self._options.http_port is None:

@@ -25,6 +25,7 @@ from rpc.http.fields import Fields
 from rpc.http.metrics import HttpMetrics
 from rpc.http.service import Service
 from rpc.http.state import LiveState
+from rpc.tracing import HttpTraceContext
 
 _Routes: TypeAlias = tuple[tuple[str, str, Callable[[Service, Fields], Awaitable[ASGIApp]]], ...]
 """Method, path, handler."""
@@ -64,9 +65,14 @@ def make_app(service: Service) -> Starlette:
             routes.append(Route(path, endpoint, methods=[method]))
     return Starlette(
         routes=routes,
-        middleware=_cross_origin(service.options.allowed_origins),
+        middleware=_middleware(service),
         exception_handlers={HTTPException: _no_such_thing},
     )
+
+
+def _middleware(service: Service) -> list[Middleware]:
+    traced = [Middleware(HttpTraceContext)] if service.engine.is_traced else []
+    return traced + _cross_origin(service.options.allowed_origins)
 
 
 def _cross_origin(origins: str | None) -> list[Middleware]:

@@ -61,7 +61,7 @@ class TimedDevice(FakeDevice):
 class TimedServer:
     """A running loop with its observer and metrics."""
 
-    def __init__(self, num_blocks: int, max_num_seqs: int, budget: int) -> None:
+    def __init__(self, num_blocks: int, max_num_seqs: int, budget: int, spans: Any = None) -> None:
         kv = KVManager([KVGroup(None, (0,))], num_blocks, BLOCK, enable_prefix_caching=True)
         self.clock = FakeClock()
         self.scheduler = Scheduler(
@@ -71,7 +71,7 @@ class TimedServer:
             self.clock, num_blocks=num_blocks, block_size=BLOCK, max_num_seqs=max_num_seqs, gated=True
         )
         self.inbox = Inbox(10_000, self.clock)
-        self.observer = Observer(self.scheduler, Counters(1000), self.clock)
+        self.observer = Observer(self.scheduler, Counters(1000), self.clock, spans)
         self.registry = CollectorRegistry()
         self.registry.register(
             EngineCollector(
@@ -127,9 +127,11 @@ def parse(text: str) -> dict[str, float]:
 
 
 @asynccontextmanager
-async def timed_server(*, num_blocks: int = 64, max_num_seqs: int = 8, budget: int = 64) -> AsyncIterator[TimedServer]:
+async def timed_server(
+    *, num_blocks: int = 64, max_num_seqs: int = 8, budget: int = 64, spans: Any = None
+) -> AsyncIterator[TimedServer]:
     """A server whose device waits to be opened."""
-    server = TimedServer(num_blocks, max_num_seqs, budget)
+    server = TimedServer(num_blocks, max_num_seqs, budget, spans)
     try:
         yield server
     finally:

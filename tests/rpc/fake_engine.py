@@ -75,6 +75,7 @@ class FakeEngine:
         self.checkpoint = SimpleNamespace(
             generation=GenerationConfig(eos_token_ids=(2,)), chat_template=None, special_tokens={"bos_token": "<s>"}
         )
+        self.is_traced = False
         self.tokenizer = SimpleNamespace(token_text=chr)
         self.metrics = CollectorRegistry()
         self.chat_messages: list[dict[str, str]] = []
