@@ -5,6 +5,7 @@ answer that is not complete yet: prompt logprobs and, under best_of, everything 
 can be compared. Read next: `engine/text/pipeline.py`, `engine/stream.py`.
 """
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
@@ -35,12 +36,14 @@ class LiveRequest:
     Attributes:
         sequences: its choices; the first one computes the prompt and the others fork from it.
         times: when things happened to it; written by the loop and its observer.
+        trace_headers: the trace that its call belongs to, if requests are traced.
     """
 
     def __init__(self, sequences: Seq[Sequence], channel: OutputChannel, tokenizer: TextTokenizer | None) -> None:
         self.sequences = tuple(sequences)
         self.channel = channel
         self.times = RequestTimes(len(self.sequences))
+        self.trace_headers: Mapping[str, str] | None = None
         self._tokenizer = tokenizer
         params = sequences[0].params
         self._params = params
