@@ -362,11 +362,10 @@ class Engine:
     # -- text -------------------------------------------------------------------------------
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`. Raises InvalidRequest when the model has no tokenizer, or it cannot fit."""
+        """Token ids of `text`. Raises InvalidRequest when the model has no tokenizer."""
         tokenizer = self._need_tokenizer("text")
         if len(text) <= LONG_TEXT:
             return tokenizer.encode(text, add_special_tokens)
-        self._check_fits("text", text, tokenizer)
         return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens)
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
@@ -389,20 +388,12 @@ class Engine:
         tokenizer = self._need_tokenizer("messages")
         if len(text) <= LONG_TEXT:
             return tokenizer.encode_rendered(text)
-        self._check_fits("messages", text, tokenizer)
         return await asyncio.to_thread(tokenizer.encode_rendered, text)
 
     @property
     def tokenizer(self) -> TextTokenizer | None:
         """The model's tokenizer, None when it has none; safe to use from any thread."""
         return self._tokenizer
-
-    def _check_fits(self, field: str, text: str, tokenizer: TextTokenizer) -> None:
-        """Before minutes and gigabytes go into tokens that are far too many."""
-        limit = self.info.max_model_len
-        most = max(LONG_TEXT, limit * tokenizer.longest_token)
-        if len(text) > most:
-            raise InvalidRequest(field, f"has {len(text)} characters, more than {most} never fit in {limit} tokens")
 
     def _need_tokenizer(self, field: str) -> TextTokenizer:
         if self._tokenizer is None:
