@@ -99,6 +99,7 @@ class Door:
 
     def _check_limits(self, params: SamplingParams) -> None:
         rows, top = self._config.max_num_seqs, self._config.max_logprobs
+        choices = "n" if params.best_of is None else "best_of"
         for name in ("logprobs", "prompt_logprobs"):
             if (getattr(params, name) or 0) > top:
                 raise InvalidRequest(name, f"{getattr(params, name)} is above max_logprobs {top}")
@@ -106,10 +107,10 @@ class Door:
             raise InvalidRequest("stop", "the model has no tokenizer, so there is no text to stop at")
         if params.use_beam_search and 2 * params.num_choices > top:
             raise InvalidRequest(
-                "n", f"{params.num_choices} beams need twice as many logprobs, at most {top // 2} beams"
+                choices, f"{params.num_choices} beams need twice as many logprobs, at most {top // 2} beams"
             )
         if params.num_choices > rows:
-            raise InvalidRequest("n", f"{params.num_choices} choices are above max_num_seqs {rows}")
+            raise InvalidRequest(choices, f"{params.num_choices} choices are above max_num_seqs {rows}")
 
     def _bad_word_ids(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         """Token sequences of the bad words, each with and without a space before it, as in vLLM."""
@@ -117,7 +118,7 @@ class Door:
             return ()
         tokenizer = self._need_tokenizer("bad_words")
         spellings = [form for word in params.bad_words for form in (word, " " + word.lstrip())]
-        sequences = (tuple(tokenizer.encode(form, add_special_tokens=False)) for form in spellings)
+        sequences = (tuple(tokenizer.encode(form, add_special_tokens=False, field="bad_words")) for form in spellings)
         return tuple(dict.fromkeys(s for s in sequences if s))
 
     def _grammar(self, params: SamplingParams) -> Grammar | None:

@@ -49,6 +49,9 @@ from loader.checkpoint import Checkpoint, open_checkpoint
 
 logger = logging.getLogger(__name__)
 
+LONG_CHAT = 128
+"""Messages, tools and documents above which a chat is rendered off the loop; so many take about 1 ms."""
+
 LONG_TEXT = 8192
 """Characters (ids) above which (de)tokenizing runs off the loop; 8 KiB take about 3 ms here."""
 
@@ -362,10 +365,11 @@ class Engine:
     # -- text -------------------------------------------------------------------------------
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`. Raises InvalidRequest when the model has no tokenizer."""
+        """Token ids of `text`. Raises InvalidRequest when the model has no tokenizer, or it cannot fit."""
         tokenizer = self._need_tokenizer("text")
         if len(text) <= LONG_TEXT:
             return tokenizer.encode(text, add_special_tokens)
+        self._check_fits("text", text, tokenizer)
         return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens)
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
@@ -377,7 +381,10 @@ class Engine:
 
     async def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> list[int]:
         """Token ids of a conversation, through the chat template. Raises InvalidRequest."""
-        return await self.encode_chat(self.chat_text(messages, **options))
+        parts = (messages, options.get("tools"), options.get("documents"))
+        if sum(len(part) for part in parts if isinstance(part, Sequence)) <= LONG_CHAT:
+            return await self.encode_chat(self.chat_text(messages, **options))
+        return await self.encode_chat(await asyncio.to_thread(self.chat_text, messages, **options))
 
     def chat_text(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> str:
         """A conversation as the chat template renders it. Raises InvalidRequest."""
@@ -388,12 +395,20 @@ class Engine:
         tokenizer = self._need_tokenizer("messages")
         if len(text) <= LONG_TEXT:
             return tokenizer.encode_rendered(text)
+        self._check_fits("messages", text, tokenizer)
         return await asyncio.to_thread(tokenizer.encode_rendered, text)
 
     @property
     def tokenizer(self) -> TextTokenizer | None:
         """The model's tokenizer, None when it has none; safe to use from any thread."""
         return self._tokenizer
+
+    def _check_fits(self, field: str, text: str, tokenizer: TextTokenizer) -> None:
+        """Before minutes and gigabytes go into tokens that are far too many."""
+        limit = self.info.max_model_len
+        most = max(LONG_TEXT, limit * tokenizer.longest_token)
+        if len(text) > most:
+            raise InvalidRequest(field, f"has {len(text)} characters, more than {most} never fit in {limit} tokens")
 
     def _need_tokenizer(self, field: str) -> TextTokenizer:
         if self._tokenizer is None:

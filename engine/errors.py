@@ -21,7 +21,8 @@ class InvalidRequest(EngineError):
     """
 
     def __init__(self, field: str, reason: str) -> None:
-        super().__init__(f"{field}: {reason}")
+        # A reason may quote the caller, and no interface can send the lone surrogates that JSON can hold.
+        super().__init__(f"{field}: {reason}".encode(errors="backslashreplace").decode())
         self.field = field
 
 

@@ -6,6 +6,7 @@ request is `engine/sequence.py`.
 """
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Literal
@@ -16,6 +17,11 @@ from engine.structured import StructuredOutputs
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 MAX_SEED = (1 << 63) - 1
+MAX_TOP_K = (1 << 31) - 1
+MAX_LENGTH_PENALTY = 16.0
+"""Twice as much and length**penalty leaves float64 at 2**32 tokens."""
+MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 1e-3, 1e3
+"""Logits stay finite in float32 by far."""
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 256
@@ -35,11 +41,11 @@ class SamplingParams:
         n: choices to return.
         best_of: choices to sample, of which the `n` with the highest cumulative logprob are returned.
         use_beam_search: return the `n` best of `best_of` (or `n`) beams, ranked by raw logprobs.
-        length_penalty: a beam's score is its cumulative logprob / length**length_penalty.
+        length_penalty: -16 .. 16; a beam's score is its cumulative logprob / length**length_penalty.
         early_stopping: end the search as soon as there are as many ended outputs as beams.
         presence_penalty: -2 .. 2, subtracted from the logits of ids in the output.
         frequency_penalty: -2 .. 2, subtracted once for each time an id is in the output.
-        repetition_penalty: > 0; above 1 makes ids of prompt and output less likely.
+        repetition_penalty: 0.001 .. 1000; above 1 makes ids of prompt and output less likely.
         temperature: 0 is greedy.
         top_p: keep the smallest set of tokens whose mass reaches it; 1 is off.
         top_k: keep the k most likely; 0 and -1 are off, above the vocabulary is off.
@@ -104,16 +110,16 @@ class SamplingParams:
             self._check_beam_search()
 
     def _check_numbers(self) -> None:
-        _check_float("length_penalty", self.length_penalty, -math.inf, math.inf)
+        _check_float("length_penalty", self.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
         _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _check_float("repetition_penalty", self.repetition_penalty, 0.0, math.inf, open_low=True)
+        _check_float("repetition_penalty", self.repetition_penalty, MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY)
         _check_float("temperature", self.temperature, 0.0, math.inf)
         _check_float("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _check_float("min_p", self.min_p, 0.0, 1.0)
         _check_int("n", self.n, 1, None)
         _check_int("best_of", self.best_of, self.n, None)
-        _check_int("top_k", self.top_k, -1, None)
+        _check_int("top_k", self.top_k, -1, MAX_TOP_K)
         _check_int("seed", self.seed, 0, MAX_SEED)
         _check_int("max_tokens", self.max_tokens, 0, None)
         _check_int("min_tokens", self.min_tokens, 0, None)
@@ -177,10 +183,15 @@ class SamplingParams:
 
 
 def _check_float(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
-    ok = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not ok or not low <= float(value) <= high or (open_low and value == low):  # type: ignore[arg-type]
+    # Compared as it is: an integer may be too large for a float.
+    ok = (
+        isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and low <= value <= min(high, sys.float_info.max)
+    )
+    if not ok or (open_low and value == low):
         bounds = f"{'(' if open_low else '['}{low:g}, {high:g}{')' if math.isinf(high) else ']'}"
-        raise InvalidRequest(name, f"{value!r} is out of range, must be in {bounds}")
+        raise InvalidRequest(name, f"{_shown(value)} is out of range, must be in {bounds}")
 
 
 def _check_int(name: str, value: object, low: int, high: int | None) -> None:
@@ -189,7 +200,13 @@ def _check_int(name: str, value: object, low: int, high: int | None) -> None:
     ok = isinstance(value, int) and not isinstance(value, bool)
     if not ok or value < low or (high is not None and value > high):  # type: ignore[operator]
         limits = f"at least {low}" if high is None else f"between {low} and {high}"
-        raise InvalidRequest(name, f"{value!r} is out of range, must be {limits}")
+        raise InvalidRequest(name, f"{_shown(value)} is out of range, must be {limits}")
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, int) and value.bit_length() > 128:
+        return f"an integer of {value.bit_length()} bits"  # Python refuses to write out very long ones
+    return repr(value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,7 +172,7 @@ class Sequence:
             seed=self.seed,
             choice=self.index,
             banned_ids=tuple(sorted(self.stopping_ids)) if p.min_tokens else (),
-            min_position=self.prompt_len + p.min_tokens,
+            min_position=self.prompt_len + min(p.min_tokens, self.max_output),
             num_logprobs=self._num_logprobs(),
             num_prompt_logprobs=-1 if p.prompt_logprobs is None else p.prompt_logprobs,
             presence_penalty=p.presence_penalty,

@@ -67,12 +67,12 @@ def _check_text(kind: str, value: object) -> None:
 def _schema_text(schema: object) -> str:
     try:
         text = schema if isinstance(schema, str) else json.dumps(schema)
+        _check_text("json", text)
         parsed = json.loads(text)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequest(_name("json"), f"not a JSON schema: {error}") from error
     if not isinstance(parsed, dict):
         raise InvalidRequest(_name("json"), f"a schema is a JSON object, found {text[:40]}")
-    _check_text("json", text)
     return text
 
 

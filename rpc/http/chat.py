@@ -21,7 +21,7 @@ from rpc.http.events import EventStream, Write
 from rpc.http.fields import Fields
 from rpc.http.logprobs import chat_logprobs
 from rpc.http.outputs import Outputs
-from rpc.http.sampling import sampling_params
+from rpc.http.sampling import constraint_names, sampling_params
 from rpc.http.service import Service
 from rpc.http.tools import Tools, tools_of
 from rpc.http.usage import UsageOptions
@@ -36,7 +36,10 @@ async def chat_completions(service: Service, fields: Fields) -> ASGIApp:
     num_top = _top_logprobs(fields)
     usage, stream = UsageOptions.of(fields), fields.flag("stream")
     limit = "max_tokens" if fields.raw("max_completion_tokens") is None else "max_completion_tokens"
-    with renamed(_ENGINE_NAMES | {"max_tokens": limit}):
+    names = {**_ENGINE_NAMES, "max_tokens": limit, **constraint_names(fields)}
+    if tools.constraint is not None:
+        names["structured_outputs.json"] = "tools"
+    with renamed(names):
         params = sampling_params(
             fields,
             engine.checkpoint.generation,
@@ -47,7 +50,7 @@ async def chat_completions(service: Service, fields: Fields) -> ASGIApp:
         )
     prompt = await render(engine, fields, tools.schemas)
     call_id = f"chatcmpl-{REQUEST_ID.get()}"
-    with renamed(_ENGINE_NAMES):
+    with renamed(names):
         await engine.compile_grammar(params)
         outputs = service.submit(call_id, [prompt], params, fields.get("priority", int) or 0)
     head = {

@@ -3,6 +3,7 @@
 Choice `p * n + i` is the i-th of prompt p, as OpenAI numbers them.
 """
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,15 +16,17 @@ from engine.engine import Engine
 from engine.errors import InvalidRequest
 from engine.request import Delta, SamplingParams
 from rpc.http.endpoint import REQUEST_ID
+from rpc.http.errors import renamed
 from rpc.http.events import EventStream, Write
 from rpc.http.fields import Fields
 from rpc.http.logprobs import CompletionLogprobs, joined
 from rpc.http.outputs import Outputs
-from rpc.http.sampling import sampling_params
+from rpc.http.sampling import constraint_names, sampling_params
 from rpc.http.service import Service
 from rpc.http.usage import UsageOptions
 
 DEFAULT_MAX_TOKENS = 16
+MAX_PROMPTS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +45,18 @@ async def completions(service: Service, fields: Fields) -> ASGIApp:
     echo, stream = fields.flag("echo"), fields.flag("stream")
     logprobs, max_tokens = fields.get("logprobs", int), fields.get("max_tokens", int)
     usage = UsageOptions.of(fields)
-    params = sampling_params(
-        fields,
-        engine.checkpoint.generation,
-        max_tokens=DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens,
-        logprobs=logprobs,
-        prompt_logprobs=logprobs if echo else None,
-    )
-    prompts = [await _prompt(engine, fields, value, params, echo) for value in _prompt_values(fields)]
-    await engine.compile_grammar(params)
-    call_id = f"cmpl-{REQUEST_ID.get()}"
-    outputs = service.submit(call_id, [p.token_ids for p in prompts], params, fields.get("priority", int) or 0)
+    call_id, priority = f"cmpl-{REQUEST_ID.get()}", fields.get("priority", int) or 0
+    with renamed({"text": "prompt", "token_ids": "prompt", **constraint_names(fields)}):
+        params = sampling_params(
+            fields,
+            engine.checkpoint.generation,
+            max_tokens=DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens,
+            logprobs=logprobs,
+            prompt_logprobs=logprobs if echo else None,
+        )
+        prompts = [await _prompt(engine, fields, value, params, echo) for value in _prompt_values(fields)]
+        await engine.compile_grammar(params)
+        outputs = service.submit(call_id, [p.token_ids for p in prompts], params, priority)
     choices = [
         Choice(index, engine, prompt if echo else None, params)
         for index, prompt in enumerate(prompt for prompt in prompts for _ in range(params.n))
@@ -75,6 +79,8 @@ def _prompt_values(fields: Fields) -> Sequence[str | list[int]]:
         fields.refuse("prompt", "must be a text, token ids, or a list of either; it is required and not empty")
     if type(prompt[0]) is int:
         return [_token_ids("prompt", prompt)]
+    if len(prompt) > MAX_PROMPTS:
+        fields.refuse("prompt", f"{len(prompt)} prompts, at most {MAX_PROMPTS} are allowed")
     return [p if isinstance(p, str) else _token_ids(f"prompt[{i}]", p) for i, p in enumerate(prompt)]
 
 
@@ -85,6 +91,7 @@ def _token_ids(path: str, value: Any) -> list[int]:
 
 
 async def _prompt(engine: Engine, fields: Fields, value: str | list[int], params: SamplingParams, echo: bool) -> Prompt:
+    await asyncio.sleep(0)  # steps of the engine go on between the prompts of a long list
     if isinstance(value, str):
         ids = await engine.tokenize(value, add_special_tokens=fields.flag("add_special_tokens", True))
     else:

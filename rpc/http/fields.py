@@ -9,6 +9,10 @@ from typing import Any, NoReturn, Self, TypeVar
 
 from engine.errors import InvalidRequest
 
+MAX_OBJECTS = 1 << 16
+MAX_VALUES = 1 << 20
+"""Items of a list of objects and of one of plain values: to look at so many takes the event loop 0.1 s."""
+
 T = TypeVar("T", str, int, float, bool)
 
 _NOUNS: dict[type, str] = {str: "a string", int: "an integer", float: "a number", bool: "true or false"}
@@ -55,9 +59,11 @@ class Fields:
         value = self.raw(name)
         if value is None:
             return None
-        if not isinstance(value, list):
-            self.refuse(name, "must be a list")
-        return [_checked(f"{self.path(name)}[{i}]", item, kind) for i, item in enumerate(value)]
+        self._check_list(name, value, MAX_VALUES)
+        for i, item in enumerate(value):
+            if type(item) is not kind:
+                _checked(f"{self.path(name)}[{i}]", item, kind)
+        return value
 
     def child(self, name: str) -> "Fields | None":
         """An object, or None when absent."""
@@ -73,12 +79,17 @@ class Fields:
         value = self.raw(name)
         if value is None:
             return None
-        if not isinstance(value, list):
-            self.refuse(name, "must be a list")
+        self._check_list(name, value, MAX_OBJECTS)
         for i, item in enumerate(value):
             if not isinstance(item, dict):
                 self.refuse(f"{name}[{i}]", "must be an object")
         return [Fields(item, f"{self.path(name)}[{i}]") for i, item in enumerate(value)]
+
+    def _check_list(self, name: str, value: Any, most: int) -> None:
+        if not isinstance(value, list):
+            self.refuse(name, "must be a list")
+        if len(value) > most:
+            self.refuse(name, f"{len(value)} items, at most {most} are allowed")
 
     def as_dict(self) -> dict[str, Any]:
         """The object itself."""

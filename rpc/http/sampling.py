@@ -3,13 +3,13 @@
 Types are checked here, ranges by SamplingParams itself. A field left out takes the model's default.
 """
 
+import re
 from typing import Any
 
 from engine.errors import InvalidRequest
 from engine.request import SamplingParams
 from engine.structured import StructuredOutputs
 from loader.checkpoint import GenerationConfig
-from rpc.http.errors import renamed
 from rpc.http.fields import Fields
 
 _FLOATS = (
@@ -19,6 +19,9 @@ _FLOATS = (
 _INTEGERS = ("n", "best_of", "top_k", "seed", "min_tokens", "truncate_prompt_tokens")
 _FLAGS = ("use_beam_search", "include_stop_str_in_output", "ignore_eos")
 _IDS = ("stop_token_ids", "allowed_token_ids")
+_TOKEN_ID = re.compile(r"[0-9]{1,10}")
+MAX_BIASES = 1 << 18
+"""More than any vocabulary has tokens."""
 _GUIDED = {
     "guided_json": "json",
     "guided_regex": "regex",
@@ -26,6 +29,7 @@ _GUIDED = {
     "guided_grammar": "grammar",
 }
 """vLLM's older names of the fields of `structured_outputs`."""
+_RESPONSE_SCHEMA = "response_format.json_schema.schema"
 
 
 def sampling_params(
@@ -75,11 +79,21 @@ def _logit_bias(fields: Fields) -> dict[int, float] | None:
     if biases is None:
         return None
     values: dict[int, float] = {}
+    if len(biases.as_dict()) > MAX_BIASES:
+        fields.refuse("logit_bias", f"{len(biases.as_dict())} ids, at most {MAX_BIASES} are allowed")
     for token_id in biases.as_dict():
-        if not token_id.isdecimal():
-            fields.refuse("logit_bias", f"{token_id!r} is not a token id")
+        if not _TOKEN_ID.fullmatch(token_id):
+            fields.refuse("logit_bias", f"{token_id[:40]!r} is not a token id")
         values[int(token_id)] = biases.get(token_id, float) or 0.0
     return values
+
+
+def constraint_names(fields: Fields) -> dict[str, str]:
+    """What the caller called the constraint, by the engine's names."""
+    names = {f"structured_outputs.{kind}": name for name, kind in _GUIDED.items() if fields.raw(name) is not None}
+    if fields.raw("response_format") is not None:
+        names["structured_outputs.json"] = _RESPONSE_SCHEMA
+    return names
 
 
 def structured_outputs(fields: Fields) -> StructuredOutputs | None:
@@ -111,8 +125,7 @@ def _response_format(fields: Fields) -> StructuredOutputs | None:
             schema = (wanted.child("json_schema") or Fields({}, wanted.path("json_schema"))).child("schema")
             if schema is None:
                 wanted.refuse("json_schema.schema", "is required")
-            with renamed({"structured_outputs.json": wanted.path("json_schema.schema")}):
-                return StructuredOutputs(json=schema.as_dict())
+            return StructuredOutputs(json=schema.as_dict())
     wanted.refuse("type", "must be text, json_object or json_schema")
 
 
@@ -123,17 +136,21 @@ def _structured_outputs(fields: Fields) -> StructuredOutputs | None:
     if wanted.raw("structural_tag") is not None:
         wanted.refuse("structural_tag", "is not supported")
     return StructuredOutputs(
-        json=wanted.raw("json"),
         json_object=wanted.flag("json_object"),
-        regex=wanted.get("regex", str),
-        choice=wanted.list_of("choice", str),
-        grammar=wanted.get("grammar", str),
+        **{kind: _constraint(wanted, kind, kind) for kind in _GUIDED.values()},
     )
 
 
 def _guided(fields: Fields, name: str) -> StructuredOutputs | None:
-    value = fields.raw(name)
-    if value is None:
-        return None
-    with renamed({f"structured_outputs.{_GUIDED[name]}": name}):
-        return StructuredOutputs(**{_GUIDED[name]: value})
+    value = _constraint(fields, name, _GUIDED[name])
+    return None if value is None else StructuredOutputs(**{_GUIDED[name]: value})
+
+
+def _constraint(fields: Fields, name: str, kind: str) -> Any:
+    if kind == "choice":
+        return fields.list_of(name, str)
+    if kind == "json":
+        if not isinstance(fields.raw(name), dict | str | None):
+            fields.refuse(name, "must be a JSON schema: an object, or its text")
+        return fields.raw(name)
+    return fields.get(name, str)

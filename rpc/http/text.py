@@ -6,6 +6,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 
 from rpc.http.chat import render
+from rpc.http.errors import renamed
 from rpc.http.fields import Fields
 from rpc.http.service import Service
 
@@ -20,7 +21,8 @@ async def tokenize(service: Service, fields: Fields) -> ASGIApp:
         tools = fields.children("tools")
         ids = await render(engine, fields, None if tools is None else [tool.as_dict() for tool in tools])
     else:
-        ids = await engine.tokenize(text, add_special_tokens=fields.flag("add_special_tokens", True))
+        with renamed({"text": "prompt"}):
+            ids = await engine.tokenize(text, add_special_tokens=fields.flag("add_special_tokens", True))
     texts = None
     if fields.flag("return_token_strs") and engine.tokenizer is not None:
         texts = [engine.tokenizer.token_text(i) for i in ids]
@@ -34,7 +36,8 @@ async def detokenize(service: Service, fields: Fields) -> ASGIApp:
     ids = fields.list_of("tokens", int)
     if ids is None:
         fields.refuse("tokens", "is required")
-    return JSONResponse({"prompt": await engine.detokenize(ids)})
+    with renamed({"token_ids": "tokens"}):
+        return JSONResponse({"prompt": await engine.detokenize(ids)})
 
 
 async def tokenizer_info(service: Service, fields: Fields) -> ASGIApp:

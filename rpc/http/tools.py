@@ -80,7 +80,9 @@ def _function_tool(tool: Fields) -> dict[str, Any]:
     if not function.get("name", str):
         function.refuse("name", "is required")
     function.get("description", str)
-    function.child("parameters")
+    parameters = function.child("parameters")
+    if parameters is not None:
+        parameters.child("$defs")
     return tool.as_dict()
 
 
@@ -111,8 +113,8 @@ def _any_call(functions: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     definitions: dict[str, Any] = {}
     calls = []
     for name, parameters in functions.items():
-        for key in parameters.get("$defs", {}):
-            if definitions.setdefault(key, parameters["$defs"][key]) != parameters["$defs"][key]:
+        for key, definition in (parameters.get("$defs") or {}).items():
+            if definitions.setdefault(key, definition) != definition:
                 raise InvalidRequest("tools", f"$defs {key!r} means different things in different tools")
         calls.append(
             {

@@ -70,7 +70,7 @@ def params(**values: Any) -> SamplingParams:
         ([1], {"stop": "x"}, "stop: the model has no tokenizer"),
         ([1], {"bad_words": ["x"]}, "bad_words: the model has no tokenizer"),
         ([1], {"n": 5}, "n: 5 choices are above max_num_seqs 4"),
-        ([1], {"best_of": 5}, "n: 5 choices are above max_num_seqs 4"),
+        ([1], {"best_of": 5}, "best_of: 5 choices are above max_num_seqs 4"),
     ],
 )
 async def test_what_can_never_be_served_is_refused_by_field(
@@ -247,3 +247,44 @@ async def test_a_grammar_that_takes_too_long_to_compile_is_refused(
         with pytest.raises(InvalidRequest, match=r"^structured_outputs\.regex: was not compiled within 0 s"):
             await engine.compile_grammar(params(structured_outputs=StructuredOutputs(regex="a")))
         may_end.set()
+
+
+async def test_a_text_that_can_never_fit_is_refused_before_it_is_tokenized(
+    monkeypatch: pytest.MonkeyPatch, smollm2: Path
+) -> None:
+    """The longest token of this tokenizer is 81 characters."""
+    async with serving(monkeypatch, model=str(smollm2), max_model_len=512, kv_cache_memory_bytes=24 << 20) as (e, _):
+        fits = "a" * (81 * 512)
+        assert 1 < len(await e.tokenize(fits)) < len(fits)
+        with pytest.raises(InvalidRequest, match=r"^text: has 41473 characters, more than 41472 never fit in 512 tok"):
+            await e.tokenize(fits + "a")
+        with pytest.raises(InvalidRequest, match=r"^messages: has \d+ characters"):
+            await e.render_chat([{"role": "user", "content": fits}])
+
+
+async def test_min_tokens_beyond_what_fits_is_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Devices hold positions in 32 bits."""
+    async with serving(monkeypatch) as (engine, device):
+        wanted = params(max_tokens=None, min_tokens=(1 << 32) - 1, ignore_eos=False)
+        tokens = await tokens_of(engine.generate([1, 2], wanted))
+        assert len(tokens) == 62
+        assert [state.min_position for plan in device.plans for state in plan.row_states] == [64]
+
+
+async def test_a_long_chat_is_rendered_off_the_loop(monkeypatch: pytest.MonkeyPatch, smollm2: Path) -> None:
+    threads: list[str] = []
+    render = Engine.chat_text
+
+    def render_and_note(self: Engine, *args: Any, **options: Any) -> str:
+        threads.append(threading.current_thread().name)
+        return render(self, *args, **options)
+
+    monkeypatch.setattr(Engine, "chat_text", render_and_note)
+    message = {"role": "user", "content": "a"}
+    async with serving(monkeypatch, model=str(smollm2), kv_cache_memory_bytes=8 << 20) as (engine, _):
+        await engine.render_chat([message])
+        for many in ({}, {"documents": [{}] * 200}):
+            await engine.render_chat([message] if many else [message] * 200, **many)
+    loop, *others = threads
+    assert loop == threading.current_thread().name
+    assert len(others) == 2 and loop not in others

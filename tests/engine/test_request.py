@@ -16,7 +16,11 @@ from engine.request import SamplingParams
         *[("temperature", v) for v in (math.nan, math.inf, -0.5, True, "1")],
         *[("top_p", v) for v in (math.nan, -1.0, 0.0, 1.5)],
         *[("min_p", v) for v in (math.nan, -0.1, 1.1)],
-        *[("top_k", v) for v in (-2, 1.5)],
+        *[("temperature", v) for v in (10**400, -(10**400))],
+        *[("top_k", v) for v in (-2, 1.5, 1 << 31)],
+        *[("length_penalty", v) for v in (-16.5, 17, 1e308, math.nan, 10**400)],
+        *[("repetition_penalty", v) for v in (0, 1e-38, 1e39, 10**400)],
+        ("logit_bias", {5: 10**400}),
         *[("seed", v) for v in (-1, 1 << 63, 0.5)],
         *[("max_tokens", v) for v in (-1, 1.0)],
         *[("min_tokens", v) for v in (-1, 17)],
@@ -36,6 +40,12 @@ def test_a_bad_value_is_refused_by_name(field: str, value: Any) -> None:
         SamplingParams(**{field: value})
     assert refused.value.field == field
     assert str(refused.value).startswith(f"{field}: ")
+
+
+@pytest.mark.parametrize("field", ["n", "top_k", "temperature"])
+def test_a_number_that_python_does_not_write_out_is_refused_by_name(field: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"^{field}: an integer of 16610 bits is out of range"):
+        SamplingParams(**{field: -(10**5000)})
 
 
 def test_good_values_pass_and_are_normalised() -> None:

@@ -154,6 +154,12 @@ def test_a_template_of_the_request_in_place_of_the_models() -> None:
         render_chat(None, {}, USER)
 
 
+def test_a_variable_may_have_any_other_name() -> None:
+    extra = {"self": 1, "template": 2, "args": 3}
+    template = ChatTemplate("{{ template }}{{ args }}", {})
+    assert render_chat(template, {}, USER, chat_template_kwargs=extra) == "23"
+
+
 def test_variables_that_have_a_parameter_of_their_own_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="chat_template_kwargs: messages, tools cannot be set here"):
         render_chat(ChatTemplate("", {}), {}, USER, chat_template_kwargs={"tools": [], "messages": [], "x": 1})

@@ -1,5 +1,8 @@
 """Special tokens, ids without text, texts that are none."""
 
+import sys
+import threading
+
 import pytest
 from tokenizers import Tokenizer
 
@@ -42,6 +45,39 @@ def test_truncation_saved_in_the_file_is_ignored() -> None:
 def test_what_is_no_text_is_refused(text: object) -> None:
     with pytest.raises(InvalidRequest, match="prompt"):
         byte_level().encode(text)  # type: ignore[arg-type]
+
+
+def test_a_lone_surrogate_is_refused_by_the_callers_field() -> None:
+    with pytest.raises(InvalidRequest, match=r"^messages: "):
+        byte_level().encode_rendered("a\ud800")
+    with pytest.raises(InvalidRequest, match=r"^bad_words: "):
+        byte_level().encode("a\ud800", field="bad_words")
+
+
+@pytest.mark.parametrize("call", ["encode", "decode"])
+def test_long_texts_leave_other_threads_running(call: str) -> None:
+    """Python's own switches are put off, so that the other thread gets its turn only where the GIL is given up."""
+    tokenizer = byte_level()
+    work = {"encode": lambda: tokenizer.encode("Hello " * 5000), "decode": lambda: tokenizer.decode([5] * 20_000)}[call]
+    go, ran, interval = threading.Event(), list[bool](), sys.getswitchinterval()
+    other = threading.Thread(target=lambda: ran.append(go.wait()))
+    other.start()
+    sys.setswitchinterval(1000)
+    try:
+        go.set()
+        for _ in range(50):
+            if not ran:
+                work()
+        assert ran
+    finally:
+        sys.setswitchinterval(interval)
+        other.join()
+
+
+def test_no_token_is_longer_than_the_longest() -> None:
+    tokenizer = byte_level()
+    texts = [tokenizer.token_text(i) for i in range(tokenizer.vocab_size)]
+    assert tokenizer.longest_token >= max(map(len, texts)) > 1
 
 
 @pytest.mark.parametrize("token_id", [-1, 1 << 32])

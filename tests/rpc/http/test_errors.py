@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,10 @@ from tests.rpc.http.stream import all_events
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+def tools(parameters: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
 
 
 @pytest.mark.parametrize(
@@ -96,6 +101,12 @@ async def test_an_error_before_the_whole_answer_is_a_status(http: Http) -> None:
         (COMPLETIONS, {"prompt": "x", "logit_bias": {"a": 1}}, "logit_bias"),
         (COMPLETIONS, {"prompt": "x", "logit_bias": {"5": "1"}}, "logit_bias.5"),
         (COMPLETIONS, {"prompt": "x", "logit_bias": {"5": 101}}, "logit_bias"),
+        (COMPLETIONS, {"prompt": "x", "logit_bias": {"5": 10**400}}, "logit_bias"),
+        (COMPLETIONS, {"prompt": "x", "logit_bias": {"9" * 5000: 1}}, "logit_bias"),
+        (COMPLETIONS, {"prompt": "x", "logit_bias": {"\u0663": 1}}, "logit_bias"),
+        (COMPLETIONS, {"prompt": "x", "temperature": 10**400}, "temperature"),
+        (COMPLETIONS, {"prompt": "x", "top_k": 1 << 31}, "top_k"),
+        (COMPLETIONS, {"prompt": ["x"] * 1025}, "prompt"),
         (COMPLETIONS, {"prompt": "x", "stream": "yes"}, "stream"),
         (COMPLETIONS, {"prompt": "x", "seed": -1}, "seed"),
         (COMPLETIONS, {"prompt": "x", "priority": "high"}, "priority"),
@@ -108,6 +119,10 @@ async def test_an_error_before_the_whole_answer_is_a_status(http: Http) -> None:
          "structured_outputs.structural_tag"),
         (COMPLETIONS, {"prompt": "x", "guided_json": "{"}, "guided_json"),
         (COMPLETIONS, {"prompt": "x", "guided_choice": []}, "guided_choice"),
+        (COMPLETIONS, {"prompt": "x", "guided_choice": [1]}, "guided_choice[0]"),
+        (COMPLETIONS, {"prompt": "x", "guided_json": False}, "guided_json"),
+        (COMPLETIONS, {"prompt": "x", "guided_regex": 5}, "guided_regex"),
+        (COMPLETIONS, {"prompt": "x", "structured_outputs": {"json": 0}}, "structured_outputs.json"),
         (COMPLETIONS, {"prompt": "x", "guided_regex": "a", "guided_choice": ["a"]}, "structured_outputs"),
         (CHAT, {}, "messages"),
         (CHAT, {"messages": []}, "messages"),
@@ -123,6 +138,8 @@ async def test_an_error_before_the_whole_answer_is_a_status(http: Http) -> None:
         (CHAT, HELLO | {"logprobs": True, "top_logprobs": -2}, "top_logprobs"),
         (CHAT, HELLO | {"chat_template": "{{ 1 }}"}, "chat_template"),
         (CHAT, HELLO | {"response_format": "json"}, "response_format"),
+        *[(CHAT, HELLO | {"tools": tools({"$defs": given}), "tool_choice": "required"},
+           "tools[0].function.parameters.$defs") for given in (5, [1], "x", False)],
         (CHAT, HELLO | {"response_format": {"type": "xml"}}, "response_format.type"),
         (CHAT, HELLO | {"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
         ("/tokenize", {}, "prompt"),
@@ -148,6 +165,63 @@ async def test_a_bad_field_is_named(shared_http: Http, path: str, body: dict[str
 async def test_a_body_that_is_no_object(shared_http: Http, body: bytes) -> None:
     answer = await shared_http.client.post(CHAT, content=body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "body")
+
+
+SCHEMA: dict[str, Any] = {"type": "string"}
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "given", "named"),
+    [
+        (COMPLETIONS, "json", {"guided_json": SCHEMA}, "guided_json"),
+        (COMPLETIONS, "regex", {"guided_regex": "a"}, "guided_regex"),
+        (COMPLETIONS, "json", {"structured_outputs": {"json": SCHEMA}}, "structured_outputs.json"),
+        (CHAT, "choice", {"guided_choice": ["a"]}, "guided_choice"),
+        (CHAT, "json", {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+         "response_format.json_schema.schema"),
+        (CHAT, "json", {"tools": tools({}), "tool_choice": "required"}, "tools"),
+    ],
+)  # fmt: skip
+async def test_what_cannot_be_compiled_is_named_as_the_caller_gave_it(
+    http: Http, path: str, kind: str, given: dict[str, Any], named: str
+) -> None:
+    http.engine.refusal = InvalidRequest(f"structured_outputs.{kind}", "no")
+    assert await http.refusal(path, **HELLO | {"prompt": "x"} | given) == (400, named, f"{named}: no")
+
+
+async def test_what_ids_are_out_of_range_is_named_as_the_caller_gave_it(
+    http: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(ids: object) -> str:
+        raise InvalidRequest("token_ids", "no")
+
+    monkeypatch.setattr(http.engine, "detokenize", refuse)
+    assert await http.refusal("/detokenize", tokens=[1]) == (400, "tokens", "tokens: no")
+    assert await http.refusal(COMPLETIONS, prompt=[1], echo=True) == (400, "prompt", "prompt: no")
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "given"),
+    [
+        (CHAT, "messages", [{}] * ((1 << 16) + 1)),
+        (CHAT, "tools", [{}] * ((1 << 16) + 1)),
+        ("/detokenize", "tokens", [1] * ((1 << 20) + 1)),
+        (COMPLETIONS, "logit_bias", {str(i): 0 for i in range((1 << 18) + 1)}),
+    ],
+)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_lists_that_would_hold_up_the_loop(shared_http: Http, path: str, field: str, given: Any) -> None:
+    status, named, message = await shared_http.refusal(path, **HELLO | {"prompt": "x", field: given})
+    assert (status, named) == (400, field) and f"{len(given)} i" in message
+
+
+async def test_an_error_that_quotes_a_lone_surrogate_can_be_sent(http: Http) -> None:
+    """JSON can hold half of a character, UTF-8 cannot."""
+    content = json.dumps({"prompt": "x", "structured_outputs": {"json": '"\ud800"'}})
+    answer = await http.client.post(COMPLETIONS, content=content)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "structured_outputs.json")
+    assert "\\ud800" in error["message"]
 
 
 @pytest.mark.parametrize(("field", "named"), [("prompt", "messages"), ("logprobs", "top_logprobs")])
