@@ -75,22 +75,10 @@ class EngineCollector:
             yield family
         # Those that wait for blocks which another sequence computes are not told from those that wait for room.
         waiting = {"capacity": s.num_waiting, "deferred": 0}
-        yield self._by(
-            GaugeMetricFamily, "vllm:num_requests_waiting_by_reason", "Sequences that wait.", "reason", waiting
-        )
+        yield self._by(GaugeMetricFamily, "vllm:num_requests_waiting_by_reason", "Why they wait.", "reason", waiting)
         # The engine has no sleep mode.
         sleep = {"awake": 1, "weights_offloaded": 0, "discard_all": 0}
         yield self._by(GaugeMetricFamily, "vllm:engine_sleep_state", "Always awake.", "sleep_state", sleep)
-
-    def _by(
-        self, family_of: type[GaugeMetricFamily | CounterMetricFamily], name: str, text: str, label: str,
-        values: Mapping[str, float],
-    ) -> Metric:  # fmt: skip
-        """A family with one more label."""
-        family = family_of(name, text, labels=(*LABELS, label))
-        for value, number in values.items():
-            family.add_metric((*self._labels, value), number)
-        return family
 
     def _counts(self) -> Iterator[Metric]:
         c = self._counters
@@ -112,12 +100,7 @@ class EngineCollector:
         sources = {"local_compute": computed, "local_cache_hit": cached, "external_kv_transfer": 0}
         for name, text, label, values in (
             ("vllm:prompt_tokens_by_source", "vllm:prompt_tokens, by where they came from.", "source", sources),
-            (
-                "vllm:prompt_tokens_cached_by_source",
-                "vllm:prompt_tokens_cached, by tier.",
-                "source",
-                {"device": cached},
-            ),
+            ("vllm:prompt_tokens_cached_by_source", "The cached ones, by tier.", "source", {"device": cached}),
             ("vllm:request_success", "Requests ended, by reason.", "finished_reason", c.ended),
         ):
             yield self._by(CounterMetricFamily, name, text, label, values)
@@ -142,6 +125,16 @@ class EngineCollector:
             yield histogram_family(name, text, LABELS, [(self._labels, histogram)])
         phases = [((*self._labels, phase), h) for phase, h in zip(PHASES, c.host_step, strict=True)]
         yield histogram_family("engine:host_step_seconds", "Phases of an iteration.", (*LABELS, "phase"), phases)
+
+    def _by(
+        self, family_of: type[GaugeMetricFamily | CounterMetricFamily], name: str, text: str, label: str,
+        values: Mapping[str, float],
+    ) -> Metric:  # fmt: skip
+        """A family with one more label."""
+        family = family_of(name, text, labels=(*LABELS, label))
+        for value, number in values.items():
+            family.add_metric((*self._labels, value), number)
+        return family
 
     def _cache_config_info(self) -> Metric:
         info = GaugeMetricFamily(
