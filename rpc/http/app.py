@@ -50,7 +50,6 @@ _OPEN_ROUTES: _Routes = (
 
 def make_app(service: Service) -> Starlette:
     """The app over `service`."""
-    limit = service.options.max_message_bytes
     open_routes: _Routes = (*_OPEN_ROUTES, ("GET", "/state", LiveState(service.clock)))
     metrics = HttpMetrics(service.clock)
     service.engine.metrics.register(metrics)
@@ -58,7 +57,7 @@ def make_app(service: Service) -> Starlette:
     for table, keys, is_counted in ((_ROUTES, service.keys, True), (open_routes, None, False)):
         for method, path, handler in table:
             endpoint: ASGIApp = Endpoint(
-                partial(handler, service), keys=keys, pace=service.calls.pace, max_body_bytes=limit
+                partial(handler, service), keys=keys, pace=service.calls.pace, options=service.options
             )
             if is_counted:
                 endpoint = metrics.counted(method, path, endpoint)

@@ -16,8 +16,9 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rpc.auth import TENANT, ApiKeys
-from rpc.http.errors import TooLarge, error_response
+from rpc.http.errors import TooLarge, TooSlow, error_response
 from rpc.http.fields import Fields
+from rpc.options import ServerOptions
 from rpc.pace import Pace
 
 Handler: TypeAlias = Callable[[Fields], Awaitable[ASGIApp]]
@@ -32,11 +33,12 @@ _REQUEST_ID = re.compile(r"[!-~]{1,256}")
 class Endpoint:
     """An ASGI app. Without `keys` anybody may call."""
 
-    def __init__(self, handler: Handler, *, keys: ApiKeys | None, pace: Pace, max_body_bytes: int) -> None:
+    def __init__(self, handler: Handler, *, keys: ApiKeys | None, pace: Pace, options: ServerOptions) -> None:
         self._handler = handler
         self._keys = keys
         self._pace = pace
-        self._max_body_bytes = max_body_bytes
+        self._max_body_bytes = options.max_message_bytes
+        self._patience = options.keepalive_time + options.keepalive_timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one call."""
@@ -46,7 +48,7 @@ class Endpoint:
         try:
             if self._keys is not None:
                 TENANT.set(self._keys.authenticate(headers.get("authorization")))
-            body = await _read_body(receive, self._max_body_bytes)
+            body = await _read_body(receive, self._max_body_bytes, self._patience)
         except _ClientGone:
             return
         except Exception as error:
@@ -89,10 +91,15 @@ def _with_request_id(send: Send, request_id: str) -> Send:
     return send_with_id
 
 
-async def _read_body(receive: Receive, limit: int) -> bytes:
+async def _read_body(receive: Receive, limit: int, patience: float) -> bytes:
+    """`patience` is in seconds, for each piece: keepalive sees that a client is there, not that it sends."""
     body = bytearray()
     while True:
-        message = await receive()
+        try:
+            async with asyncio.timeout(patience):
+                message = await receive()
+        except TimeoutError:
+            raise TooSlow(f"no more of the body came within {patience:g} s") from None
         if message["type"] == "http.disconnect":
             raise _ClientGone
         body += message.get("body", b"")

@@ -30,10 +30,15 @@ class TooLarge(Exception):
     """The body is longer than the server takes."""
 
 
+class TooSlow(Exception):
+    """The body stopped before its end."""
+
+
 _TABLE: tuple[tuple[type[Exception], int, str, str | None], ...] = (
     (UnknownModel, 404, "invalid_request_error", "model_not_found"),
     (InvalidRequest, 400, "invalid_request_error", None),
     (Unauthenticated, 401, "invalid_request_error", "invalid_api_key"),
+    (TooSlow, 408, "invalid_request_error", "request_timeout"),
     (TooLarge, 413, "invalid_request_error", "request_too_large"),
     (OverCapacity, 429, "rate_limit_error", "rate_limit_exceeded"),
     (EngineStopped, 503, "server_error", "service_unavailable"),

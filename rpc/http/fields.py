@@ -63,7 +63,7 @@ class Fields:
         for i, item in enumerate(value):
             if type(item) is not kind:
                 _checked(f"{self.path(name)}[{i}]", item, kind)
-        return value
+        return value  # type: ignore[no-any-return]
 
     def child(self, name: str) -> "Fields | None":
         """An object, or None when absent."""

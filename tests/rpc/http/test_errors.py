@@ -263,6 +263,16 @@ async def test_a_body_above_the_limit(http_serving: HttpServing) -> None:
         assert status == 413 and "2048" in message
 
 
+@pytest.mark.parametrize("head", ["content-length: 100\r\n\r\n{", "transfer-encoding: chunked\r\n\r\n5\r\n{"])
+async def test_a_body_that_stops_is_given_up(http_serving: HttpServing, head: str) -> None:
+    async with http_serving(keepalive_time=1, keepalive_timeout=0.1) as http:
+        reader, writer = await asyncio.open_connection("127.0.0.1", http.served.server.http_port)
+        writer.write(f"POST {CHAT} HTTP/1.1\r\nhost: h\r\n{head}".encode())
+        answer = await reader.read()  # to the end: the connection is closed, too
+        writer.close()
+        assert answer.startswith(b"HTTP/1.1 408 ") and b"request_timeout" in answer
+
+
 # -- keys -----------------------------------------------------------------------------------
 
 
