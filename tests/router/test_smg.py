@@ -7,7 +7,7 @@ import asyncio
 import json
 import signal
 from collections.abc import AsyncIterator
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -170,23 +170,22 @@ async def _running(fleet: Fleet, count: int) -> bool:
 # -- workers that leave -----------------------------------------------------------------
 
 
+_serial = count()
+
+
 async def streams_on_each(fleet: Fleet) -> list[AsyncStream[Any]]:
-    """A stream with its first chunk out on each of two workers, in their order."""
-    streams: list[AsyncStream[Any]] = [None, None]  # type: ignore[list-item]
-    for n in range(8):
-        before = await num_running(fleet)
-        stream = await chat(fleet, f"{n} streams", max_tokens=LONG, stream=True)
+    """A stream with its first chunk out on each of two workers, in their order: each has its prompt cached before."""
+    contents = [f"{next(_serial)} streams " + "lorem ipsum " * 10 for _ in fleet.workers]
+    for worker, content in zip(fleet.workers, contents, strict=True):
+        await engine_answer(worker, f"<|start|>user\n{content}<|end|>\n<|start|>assistant\n", 1)
+    await until(lambda: _all_is_known(fleet))
+    streams = []
+    for content in contents:
+        stream = await chat(fleet, content, max_tokens=LONG, stream=True)
         await anext(aiter(stream))
-        after = await num_running(fleet)
-        (worker,) = [i for i in (0, 1) if after[i] > before[i]]
-        if streams[worker] is None:
-            streams[worker] = stream
-        else:
-            await stream.close()
-            await until(lambda: _running(fleet, 1))
-        if None not in streams:
-            return streams
-    raise AssertionError("eight streams went to one worker")
+        streams.append(stream)
+    assert await num_running(fleet) == [1, 1]
+    return streams
 
 
 async def finish_of(stream: AsyncStream[Any]) -> str:
