@@ -36,9 +36,9 @@ VARIANTS = (
     Variant("cpu, gRPC only", "cpu", 450),
     Variant("cpu", f"cpu,{SERVING}", 450),
     Variant("cuda12, kernels compiled", f"cuda12,{SERVING}", 600, "sm_80,sm_89,sm_90"),
-    Variant("cuda12, with NVRTC", f"cuda12,{SERVING}", 600),
+    Variant("cuda12, with NVRTC", f"cuda12,{SERVING}", 750),
     Variant("cuda13, kernels compiled", f"cuda13,{SERVING}", 600, "sm_80,sm_89,sm_90"),
-    Variant("cuda13, with NVRTC", f"cuda13,{SERVING}", 600),
+    Variant("cuda13, with NVRTC", f"cuda13,{SERVING}", 750),
     Variant("cuda12, cuBLAS", f"cuda12,cublas12,{SERVING}", 1500),
 )
 

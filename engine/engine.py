@@ -9,7 +9,6 @@ import gc
 import logging
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -18,7 +17,6 @@ from weakref import WeakValueDictionary
 
 from prometheus_client import CollectorRegistry
 
-from engine import __version__
 from engine.beam import BeamRequest
 from engine.config import EngineConfig
 from engine.counters import Counters
@@ -27,6 +25,7 @@ from engine.devices.protocol import Device
 from engine.door import Door
 from engine.errors import ConfigError, EngineStopped, InvalidRequest
 from engine.inbox import Inbox
+from engine.info import ModelInfo, model_info
 from engine.kv.events import BlockFeed, Stored
 from engine.kv.groups import kv_groups
 from engine.kv.manager import KVManager
@@ -59,22 +58,6 @@ COMPILE_SECONDS = 10.0
 """How long a grammar may take to compile; the worst one found took 0.7 s."""
 
 EngineState = Literal["starting", "serving", "draining", "stopped", "failed"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelInfo:
-    """What is being served."""
-
-    model: str
-    served_model_name: str
-    architecture: str
-    vocab_size: int
-    max_model_len: int
-    dtype: str
-    device: str
-    num_blocks: int
-    block_size: int
-    version: str
 
 
 class Engine:
@@ -116,7 +99,7 @@ class Engine:
             self.config.max_queued_requests,
             max_queued_requests_per_tenant=self.config.max_queued_requests_per_tenant,
         )
-        self.info = self._make_info()
+        self.info = model_info(self.config, self._checkpoint, self.ledger, self._device.info)
         scheduler = self._make_scheduler()
         observer = self._make_observer(scheduler)
         self._loop = EngineLoop(scheduler, self._device, self._inbox, observer, self._make_masks())
@@ -191,21 +174,6 @@ class Engine:
         if grammars is None:
             return None
         return Masks(self.config.max_num_seqs, self._checkpoint.decoder.vocab_size, grammars.vocab_size)
-
-    def _make_info(self) -> ModelInfo:
-        decoder, device = self._checkpoint.decoder, self._device.info
-        return ModelInfo(
-            model=self.config.model,
-            served_model_name=self.config.served_model_name or self._checkpoint.path.resolve().name,
-            architecture=decoder.architecture,
-            vocab_size=decoder.vocab_size,
-            max_model_len=self.ledger.max_model_len,
-            dtype=device.dtype,
-            device=f"{device.kind}: {device.name}",
-            num_blocks=self.ledger.num_blocks,
-            block_size=self.config.block_size,
-            version=__version__,
-        )
 
     @property
     def is_traced(self) -> bool:

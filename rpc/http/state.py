@@ -14,7 +14,7 @@ import numpy.typing as npt
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from engine.engine import ModelInfo
+from engine.info import ModelInfo
 from engine.kv.pool import CACHED, FREE, SHARED, USED
 from engine.snapshot import HistogramView, SequenceView, Snapshot
 from engine.trace import IterationRecord
