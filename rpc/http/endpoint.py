@@ -52,7 +52,9 @@ class Endpoint:
         except _ClientGone:
             return
         except Exception as error:
-            await error_response(error, self._pace)(scope, receive, send)
+            refusal = error_response(error, self._pace)
+            refusal.headers["connection"] = "close"  # else it waits for a body that may never come
+            await refusal(scope, receive, send)
             return
         async with asyncio.TaskGroup() as group:
             answering = group.create_task(self._answer(body, scope, receive, send))
