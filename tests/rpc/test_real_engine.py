@@ -276,18 +276,20 @@ async def test_a_deadline_that_has_passed_begins_no_work(real: Real, timeout: fl
 
 
 @pytest.mark.parametrize(
-    "request_",
+    ("field", "request_"),
     [
-        pb.GenerateRequest(text=f"{word(7)} " * ((5 << 20) // 14)),
-        pb.GenerateRequest(token_ids=pb.TokenIds(ids=[7] * 1_000_000)),
+        ("text", pb.GenerateRequest(text=f"{word(7)} " * ((5 << 20) // 14))),
+        ("prompt", pb.GenerateRequest(token_ids=pb.TokenIds(ids=[7] * 1_000_000))),
     ],
     ids=["5 MiB of text", "1M ids"],
 )
-async def test_a_prompt_that_is_far_too_long_says_the_limit(real: Real, request_: pb.GenerateRequest) -> None:
+async def test_a_prompt_that_is_far_too_long_says_the_limit(
+    real: Real, field: str, request_: pb.GenerateRequest
+) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await real.client.generate(request_).read()
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "8192" in caught.value.details() and caught.value.details().startswith("prompt")
+    assert "8192" in caught.value.details() and caught.value.details().startswith(f"{field}: ")
     assert (await over_grpc(real, PROMPT, {"max_tokens": 1}))[0]["ids"]
 
 

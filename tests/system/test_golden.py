@@ -207,7 +207,7 @@ async def test_tokenizing_a_long_text_stops_no_stream(engine: Engine, monkeypatc
 
     with monkeypatch.context() as patch:
         patch.setattr(type(tokenizer), "encode", lambda _, *args: patient(*args))
-        long = asyncio.create_task(engine.tokenize("one two three " * 20_000))
+        long = asyncio.create_task(engine.tokenize("one two three " * 1_000))
         await ask(engine, PROMPTS[0], temperature=0, max_tokens=8)
         other_ended.set()
-        assert len(await long) > 60_000
+        assert len(await long) >= 3_000
