@@ -209,6 +209,12 @@ class Terminal:
         before, found, self._shown = self._shown.partition(text.encode())
         return (before + found).decode()
 
+    async def rests(self) -> None:
+        """Wait until it sleeps: a Ctrl-C between a prompt and the `select` after it is seen at the next signal only."""
+        stat = Path(f"/proc/{self._process.pid}/stat")
+        while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "S":
+            await asyncio.sleep(0)
+
     async def exit_code(self) -> int:
         return await asyncio.to_thread(self._process.wait)
 
@@ -243,7 +249,10 @@ async def test_on_a_terminal(serving: Serving) -> None:
             await served.engine.aborts.get()
             await terminal.until("stopped")
             await terminal.until("> ")
-            terminal.type("unfinished\x03")  # at the prompt it drops the line
+            terminal.type("unfinished")
+            await terminal.until("unfinished")
+            await terminal.rests()
+            terminal.type("\x03")  # at the prompt it drops the line
             await terminal.until("> ")
             terminal.type("\x04")  # Ctrl-D
             assert await terminal.exit_code() == 0
