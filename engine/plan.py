@@ -81,6 +81,22 @@ class RowState:
         return penalties != (0.0, 0.0, 1.0) or bool(self.bad_words)
 
 
+GREEDY_ROW = RowState(
+    row=0,
+    temperature=0.0,
+    top_k=0,
+    top_p=1.0,
+    min_p=0.0,
+    seed=0,
+    choice=0,
+    banned_ids=(),
+    min_position=0,
+    num_logprobs=-1,
+    num_prompt_logprobs=-1,
+)
+"""A row that takes the most likely id and reports nothing."""
+
+
 class BlockUpdate(NamedTuple):
     """Entries `[first, first + len(blocks))` of a row's block table in one KV group."""
 

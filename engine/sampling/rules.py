@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.plan import RowState
+from engine.plan import GREEDY_ROW, RowState
 
 Int32Array = NDArray[np.int32]
 Int64Array = NDArray[np.int64]
@@ -102,19 +102,7 @@ def gather_rules(rows: Sequence[RowRules | None], positions: Sequence[int], mask
 
 _NO_IDS = np.zeros(0, np.int32)
 _NO_RULES = RowRules(
-    RowState(
-        row=0,
-        temperature=0.0,
-        top_k=0,
-        top_p=1.0,
-        min_p=0.0,
-        seed=0,
-        choice=0,
-        banned_ids=(),
-        min_position=0,
-        num_logprobs=-1,
-        num_prompt_logprobs=-1,
-    ),
+    GREEDY_ROW,
     vocab_size=0,
 )
 

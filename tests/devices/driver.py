@@ -10,23 +10,10 @@ from numpy.typing import NDArray
 
 from engine.devices.cpu.executor import CpuExecutor
 from engine.devices.cpu.model import ModelShape
+from engine.plan import GREEDY_ROW as GREEDY
 from engine.plan import NO_TARGET, PLACEHOLDER, BlockCopy, BlockUpdate, RowState, SampleBatch, StepPlan, StepResult
 from loader.decoder import DecoderConfig, RopeConfig
 from loader.weights import WeightSource
-
-GREEDY = RowState(
-    row=0,
-    temperature=0.0,
-    top_k=0,
-    top_p=1.0,
-    min_p=0.0,
-    seed=0,
-    choice=0,
-    banned_ids=(),
-    min_position=0,
-    num_logprobs=-1,
-    num_prompt_logprobs=-1,
-)
 
 TINY = DecoderConfig(
     architecture="LlamaForCausalLM",

@@ -10,6 +10,7 @@ Read next: `engine/devices/cpu/model.py`, `engine/devices/cpu/worker.py`.
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,13 +26,13 @@ from engine.devices.cpu.team import Team
 from engine.devices.cpu.weights import Weights
 from engine.kv.groups import kv_groups
 from engine.plan import (
+    GREEDY_ROW,
     NO_TARGET,
     PLACEHOLDER,
     BlockUpdate,
     BoolArray,
     Float32Array,
     Int32Array,
-    RowState,
     SampleBatch,
     StepPlan,
     StepResult,
@@ -94,19 +95,7 @@ class CpuExecutor:
         What it leaves in row 0 and block 0 is written again before anybody reads it.
         """
         one, zero = np.ones(1, np.int32), np.zeros(1, np.int32)
-        state = RowState(
-            row=0,
-            temperature=0.0,
-            top_k=0,
-            top_p=1.0,
-            min_p=0.0,
-            seed=0,
-            choice=0,
-            banned_ids=(),
-            min_position=0,
-            num_logprobs=0,
-            num_prompt_logprobs=-1,
-        )
+        state = replace(GREEDY_ROW, num_logprobs=0)
         self.forward(StepPlan(0, zero, zero, one, zero, None, (state,), (BlockUpdate(0, 0, 0, (0,)),), ()))
         self.sample(SampleBatch(0, zero, zero))
 
