@@ -1,11 +1,13 @@
 """Fixtures that several folders of tests share."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from loader.demo import demo_checkpoint
 from loader.errors import CheckpointError
+from tests.browser import CHROMIUM, DRIVER, Browser, chromium
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -36,3 +38,19 @@ def smollm2() -> Path:
         if "could not be fetched" in str(error):
             pytest.skip(f"the demo model is neither cached nor to be had: {error}")
         raise
+
+
+@pytest.fixture(scope="module")
+def started_browser() -> Iterator[Browser]:
+    """For `browser`; skips the test where there is none."""
+    if CHROMIUM is None or DRIVER is None:
+        pytest.skip("needs a browser: apt-get install chromium chromium-driver")
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+async def browser(started_browser: Browser) -> Browser:
+    """One per module, as if it had just been opened."""
+    await started_browser.reset()
+    return started_browser

@@ -1,21 +1,16 @@
 """Pages in a headless Chromium: their script, by keyboard and mouse, light and dark. Needs Debian's chromium."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from engine.html.page import Page
+from tests.browser import ESCAPE, RIGHT, Browser
 from tests.html.test_page import page
 from tests.profile.test_page import render
 from tests.rpc.fake_engine import profile
-from tests.rpc.http import browser as chromium
-from tests.rpc.http.browser import ESCAPE, RIGHT, Browser
 
-pytestmark = pytest.mark.skipif(
-    chromium.CHROMIUM is None or chromium.DRIVER is None,
-    reason="needs a browser: apt-get install chromium chromium-driver",
-)
+ITSELF = ("file:", "data:", "about:")
 
 DRAG = """
 const canvas = document.querySelector("canvas"), box = canvas.getBoundingClientRect();
@@ -40,18 +35,6 @@ return [...document.querySelectorAll("figure:has(canvas)")].flatMap((figure) => 
 """Names in the legends of charts in which their colour is nowhere."""
 
 
-@pytest.fixture(scope="module")
-def started_browser() -> Iterator[Browser]:
-    with chromium.browser() as browser:
-        yield browser
-
-
-@pytest.fixture
-async def browser(started_browser: Browser) -> Browser:
-    await started_browser.reset()
-    return started_browser
-
-
 async def opened(browser: Browser, html: str, folder: Path) -> str:
     """The range of time that the page shows first."""
     file = folder / "page.html"
@@ -60,18 +43,12 @@ async def opened(browser: Browser, html: str, folder: Path) -> str:
     return await browser.text("#range")
 
 
-async def assert_quiet(browser: Browser) -> None:
-    """Nothing in the console, and nothing asked for but the file itself."""
-    assert await browser.complaints() == []
-    assert [a for a in await browser.requested() if not a.startswith(("file:", "data:", "about:"))] == []
-
-
 async def test_a_profile_opens_without_a_complaint(browser: Browser, tmp_path: Path) -> None:
     _, html = render(profile(40, "a", "b"))
     assert await opened(browser, html, tmp_path) == "0.00000 s to 0.04000 s"
     # Its steps compute no prompts, and its requests were not queued.
     assert await browser.script(MISSING) == ["prefill", "queued"]
-    await assert_quiet(browser)
+    await browser.assert_quiet(*ITSELF)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -92,7 +69,7 @@ async def test_zooming_by_keyboard(browser: Browser, tmp_path: Path) -> None:
     await browser.press("+")
     await browser.press(ESCAPE)
     assert await browser.text("#range") == "0.000 s to 4.000 s"
-    await assert_quiet(browser)
+    await browser.assert_quiet(*ITSELF)
 
 
 async def test_zooming_by_dragging(browser: Browser, tmp_path: Path) -> None:
@@ -101,7 +78,7 @@ async def test_zooming_by_dragging(browser: Browser, tmp_path: Path) -> None:
     assert await browser.text("#range") == "1.000 s to 2.000 s"
     await browser.script("document.getElementById('reset').click()")
     assert await browser.text("#range") == "0.000 s to 4.000 s"
-    await assert_quiet(browser)
+    await browser.assert_quiet(*ITSELF)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -123,4 +100,4 @@ async def test_without_charts_there_is_no_script_to_fail(browser: Browser, tmp_p
     file = tmp_path / "page.html"
     file.write_text(empty.render())
     await browser.open(file.as_uri())
-    await assert_quiet(browser)
+    await browser.assert_quiet(*ITSELF)

@@ -18,6 +18,10 @@ from engine.devices.cpu.layout import ALIGNMENT, aligned_bytes, padded, panel_wi
 from engine.devices.cpu.products import Product
 from loader.weights import WeightSource
 
+_ARENA_NBYTES = 64 << 20
+"""Memory is taken in runs of this size: NumPy asks for huge pages only for arrays of 4 MiB or more, and a layer's weights are
+smaller. What is not written takes no memory."""
+
 EMBEDDING_CODES = {np.dtype(np.float32): 0, np.dtype(ml_dtypes.bfloat16): 1, np.dtype(np.float16): 2}
 
 
@@ -39,6 +43,7 @@ class Weights:
     advance: Callable[[int], None]
     nbytes: int = 0
     _kept: list[NDArray[Any]] = field(default_factory=list)
+    _arena: NDArray[np.uint8] = field(default_factory=lambda: aligned_bytes(0))
 
     def embedding(self, name: str) -> tuple[int, int]:
         """Address of the tensor's own memory, and its dtype's code."""
@@ -78,7 +83,9 @@ class Weights:
         return int(table.ctypes.data), len(table)
 
     def _keep(self, nbytes: int) -> NDArray[np.uint8]:
-        memory = aligned_bytes(nbytes)
+        if nbytes > len(self._arena):
+            self._arena = aligned_bytes(max(nbytes, _ARENA_NBYTES))
+        memory, self._arena = self._arena[:nbytes], self._arena[_aligned(nbytes) :]
         self._kept.append(memory)
         self.nbytes += nbytes
         return memory

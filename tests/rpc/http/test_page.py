@@ -1,33 +1,14 @@
 """The page in a headless Chromium, over a fake engine: what one sees, by keyboard alone. Needs Debian's chromium."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.browser import ENTER, ESCAPE, LEFT, RIGHT, TAB, Browser
 from tests.rpc.fake_engine import FakeEngine, Submission
-from tests.rpc.http import browser as chromium
-from tests.rpc.http.browser import ENTER, ESCAPE, LEFT, RIGHT, TAB, Browser
 from tests.rpc.http.conftest import Http, HttpServing
 from tests.rpc.http.snapshots import snapshot
-
-pytestmark = pytest.mark.skipif(
-    chromium.CHROMIUM is None or chromium.DRIVER is None,
-    reason="needs a browser: apt-get install chromium chromium-driver",
-)
-
-
-@pytest.fixture(scope="module")
-def started_browser() -> Iterator[Browser]:
-    with chromium.browser() as browser:
-        yield browser
-
-
-@pytest.fixture
-async def browser(started_browser: Browser) -> Browser:
-    await started_browser.reset()
-    return started_browser
 
 
 async def open_page(http: Http, browser: Browser, view: str = "") -> str:
@@ -37,14 +18,6 @@ async def open_page(http: Http, browser: Browser, view: str = "") -> str:
     await browser.open(f"{origin}/{view}")
     await browser.until("#model-name", lambda text: text == "tiny")
     return origin
-
-
-async def is_quiet(browser: Browser, origin: str) -> None:
-    """Nothing in the console; nobody was asked but the page's origin."""
-    assert await browser.complaints() == []
-    addresses = await browser.requested()
-    assert addresses
-    assert [a for a in addresses if not a.startswith((f"{origin}/", "data:"))] == []
 
 
 async def send(http: Http, browser: Browser, text: str) -> Submission:
@@ -123,7 +96,7 @@ async def test_the_engines_picture(http: Http, browser: Browser) -> None:
     await browser.script("document.getElementById('steps').focus()")
     await browser.press(LEFT, LEFT)
     assert await browser.text("#steps-note") == "step 4: 30 prefill + 0 decode tokens in 1 row, 250.0 ms (device 125.0)"
-    await is_quiet(browser, origin)
+    await browser.assert_quiet(f"{origin}/", "data:")
 
     await browser.press("p")
     held = http.engine.current_snapshot = snapshot([[3] * 6])
@@ -174,4 +147,4 @@ async def test_shortcuts_focus_and_narrow_screens(http: Http, browser: Browser) 
         for width in (360, 768, 1280):
             await browser.resize(width, 800)
             assert await browser.script("return document.documentElement.scrollWidth <= innerWidth"), (view, width)
-    await is_quiet(browser, origin)
+    await browser.assert_quiet(f"{origin}/", "data:")

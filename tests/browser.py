@@ -102,9 +102,16 @@ class Browser:
         log = await asyncio.to_thread(self._driver.get_log, "browser")
         return [entry["message"] for entry in log if entry["level"] in ("SEVERE", "WARNING")]
 
+    async def assert_quiet(self, *allowed: str) -> None:
+        """Nothing in the console, and nothing asked for but addresses that begin so."""
+        assert await self.complaints() == []
+        addresses = await self.requested()
+        assert addresses
+        assert [a for a in addresses if not a.startswith(allowed)] == []
+
 
 @contextmanager
-def browser() -> Iterator[Browser]:
+def chromium() -> Iterator[Browser]:
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM or ""
     # CI is root in a container: no sandbox there, and a small /dev/shm.
