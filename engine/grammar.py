@@ -35,34 +35,39 @@ class Grammar:
 
     Attributes:
         has_ended: nothing may follow the tokens so far.
-        error: why it cannot go on, "" while it can.
+        error: why it cannot go on, None while it can; it names the field.
     """
 
-    __slots__ = ("_matcher", "error", "has_ended")
+    __slots__ = ("_field", "_matcher", "error", "has_ended")
 
-    def __init__(self, matcher: "LLMatcher") -> None:
+    def __init__(self, matcher: "LLMatcher", field: str) -> None:
         self._matcher = matcher
+        self._field = field
         self.has_ended = False
-        self.error = ""
+        self.error: InvalidRequest | None = None
 
     def fork(self) -> Self:
         """Another output, at the same place."""
-        return type(self)(self._matcher.deep_copy())
+        return type(self)(self._matcher.deep_copy(), self._field)
 
     def fill(self, address: int, nbytes: int) -> None:
         """Write the mask of what may come next, without the GIL."""
         began = time.thread_time()
         self._matcher.unsafe_compute_mask_ptr(address, nbytes)
         if time.thread_time() - began > MASK_SECONDS:
-            self.error = f"too complex: finding the next tokens took longer than {MASK_SECONDS:g} s"
+            reason = f"too complex: finding the next tokens took longer than {MASK_SECONDS:g} s"
+            self.error = InvalidRequest(self._field, reason)
         elif self._matcher.is_error():
-            self.error = _one_line(self._matcher.get_error())
+            self.error = self._matcher_error()
 
     def advance(self, token_id: int) -> None:
         """The output has grown by a token that the mask allowed."""
         if not self._matcher.consume_token(token_id):
-            self.error = self.error or _one_line(self._matcher.get_error())
-        self.has_ended = bool(self.error) or self._matcher.is_stopped()
+            self.error = self.error or self._matcher_error()
+        self.has_ended = self.error is not None or self._matcher.is_stopped()
+
+    def _matcher_error(self) -> InvalidRequest:
+        return InvalidRequest(self._field, _one_line(self._matcher.get_error()))
 
 
 class GrammarCompiler:
@@ -114,11 +119,11 @@ class GrammarCompiler:
         except ValueError as error:
             raise InvalidRequest(field, _one_line(str(error))) from error
         matcher = LLMatcher(self._open_tokenizer(), source, log_level=0, limits=limits)
-        grammar = Grammar(matcher)
+        grammar = Grammar(matcher, field)
         first = np.empty(-(-self.vocab_size // 32), np.uint32)  # it takes longest
         grammar.fill(first.ctypes.data, first.nbytes)
-        if grammar.error:
-            raise InvalidRequest(field, grammar.error)
+        if grammar.error is not None:
+            raise grammar.error
         return grammar
 
     def _open_tokenizer(self) -> "LLTokenizer":

@@ -180,8 +180,8 @@ class EngineLoop:
         live = self._live.get(settled.sequence.request_id)
         if live is None:
             return
-        if reason := _fault(settled):
-            return self._fail(live, RequestFault(reason))
+        if fault := _fault(settled):
+            return self._fail(live, fault)
         try:
             live.publish(settled, result, self.scheduler)
         except Exception as error:
@@ -217,11 +217,11 @@ class EngineLoop:
         self._ending = reason
 
 
-def _fault(settled: Settled) -> str:
-    """Why the sequence's request cannot go on, "" when it can."""
+def _fault(settled: Settled) -> EngineError | None:
+    """Why the sequence's request cannot go on, None when it can."""
     grammar = settled.sequence.grammar
-    if grammar is not None and grammar.error:
-        return f"structured_outputs: {grammar.error}"
+    if grammar is not None and grammar.error is not None:
+        return grammar.error
     if settled.faulted:
-        return "no token to sample: the model's logits are not finite, or the request's rules leave none"
-    return ""
+        return RequestFault("no token to sample: the model's logits are not finite, or the request's rules leave none")
+    return None

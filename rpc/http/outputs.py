@@ -5,7 +5,7 @@ shutdown waits for it.
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
@@ -13,6 +13,7 @@ from typing import Any, Self
 from engine.request import Delta
 from engine.stream import OutputStream
 from rpc.calls import Calls
+from rpc.http.errors import renamed
 
 
 class Outputs:
@@ -22,9 +23,11 @@ class Outputs:
         streams: one per prompt, in the order of the prompts.
     """
 
-    def __init__(self, streams: Iterable[OutputStream], calls: Calls) -> None:
+    def __init__(self, streams: Iterable[OutputStream], calls: Calls, names: Mapping[str, str]) -> None:
+        """`names` are the caller's, by the engine's, of fields that it may find wrong on the way."""
         self.streams = tuple(streams)
         self._calls = calls
+        self._names = names
         self._stack = ExitStack()
         self._reads: dict[asyncio.Task[Delta | None], int] = {}
         self._completion_tokens = 0
@@ -50,10 +53,11 @@ class Outputs:
 
     async def read(self) -> tuple[int, Delta] | None:
         """The next delta and the index of its prompt; None when every request has ended. Raises EngineError."""
-        if len(self.streams) == 1:
-            delta, index = await self.streams[0].read(self._calls.turnstile.enter), 0
-        else:
-            delta, index = await self._read_any()
+        with renamed(self._names):
+            if len(self.streams) == 1:
+                delta, index = await self.streams[0].read(self._calls.turnstile.enter), 0
+            else:
+                delta, index = await self._read_any()
         if delta is None:
             return None
         self._completion_tokens += len(delta.token_ids)

@@ -5,7 +5,7 @@ Read next: `rpc/http/completions.py`, `rpc/http/chat.py`.
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 
 from engine.engine import Engine
@@ -68,8 +68,18 @@ class Service:
             raise UnknownModel(model or "", engine.info.served_model_name)
         return engine
 
-    def submit(self, call_id: str, prompts: Sequence[Sequence[int]], params: SamplingParams, priority: int) -> Outputs:
-        """Queue one request per prompt, all or none. Raises what `Engine.generate` does."""
+    def submit(
+        self,
+        call_id: str,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        priority: int,
+        names: Mapping[str, str],
+    ) -> Outputs:
+        """Queue one request per prompt, all or none. Raises what `Engine.generate` does.
+
+        `names` are the caller's, by the engine's.
+        """
         streams: list[OutputStream] = []
         try:
             for prompt in prompts:
@@ -82,4 +92,4 @@ class Service:
             for stream in streams:
                 stream.cancel()
             raise
-        return Outputs(streams, self.calls)
+        return Outputs(streams, self.calls, names)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from engine.errors import RequestFault, StepFault
+from engine.errors import InvalidRequest, StepFault
 from engine.masks import Constrained, Masks
 from engine.sequence import Status
 from tests.engine.fake_device import VOCAB, FakeDevice, expected
@@ -23,15 +23,15 @@ class Chain:
     """A grammar that allows one token: that after the last one. It ends at `end`, and breaks at `broken`."""
 
     def __init__(self, first: int, end: int, broken: int) -> None:
-        self.next, self.has_ended, self.error = first, False, ""
+        self.next, self.has_ended, self.error = first, False, None
         self._end, self._broken = end, broken
 
     def advance(self, token_id: int) -> None:
         assert not self.has_ended
         assert token_id == self.next, "the mask did not follow from the token before"
         self.next += 1
-        self.error = "too complex" if token_id == self._broken else ""
-        self.has_ended = token_id == self._end or bool(self.error)
+        self.error = InvalidRequest("structured_outputs.regex", "too complex") if token_id == self._broken else None
+        self.has_ended = token_id == self._end or self.error is not None
 
 
 def chain(first: int, end: int = -1, broken: int = -1) -> dict[str, Any]:
@@ -136,7 +136,7 @@ async def test_a_grammar_that_cannot_go_on_fails_its_request_alone() -> None:
     async with constrained() as (server, _):
         broken = server.generate([1, 2], 9, **chain(10, broken=12))
         other = server.generate([3, 4], 9, **chain(20))
-        with pytest.raises(RequestFault, match="structured_outputs: too complex"):
+        with pytest.raises(InvalidRequest, match=r"structured_outputs\.regex: too complex"):
             await collect(broken)
         assert await tokens_of(other) == list(range(20, 29))
         assert await server.is_clean()

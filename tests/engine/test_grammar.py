@@ -164,12 +164,28 @@ def test_a_mask_that_takes_too_long_is_the_last(
     a = tokenizer.encode("a")[0]
     masks.fill(1, [(0, row)])
     masks.advance([(0, row)], result(a))
-    assert (row.grammar.error, row.grammar.has_ended) == ("", False)  # type: ignore[union-attr]
+    assert (row.grammar.error, row.grammar.has_ended) == (None, False)  # type: ignore[union-attr]
     monkeypatch.setattr(grammar_module, "MASK_SECONDS", 0.0)
     masks.fill(1, [(0, row)])
     masks.advance([(0, row)], result(a))
-    assert row.grammar.error.startswith("too complex")  # type: ignore[union-attr]
+    assert str(row.grammar.error).startswith("structured_outputs.regex: too complex")  # type: ignore[union-attr]
     assert row.max_len == 2  # it ends with this token; the loop makes an error of it
+
+
+def test_what_llguidance_gives_up_in_the_middle_names_the_field(
+    compiler: GrammarCompiler, tokenizer: TextTokenizer
+) -> None:
+    """The repetitions that it cannot count come behind digits, where the first mask does not see them."""
+    masks = Masks(1, VOCAB, compiler.vocab_size)
+    row = sequence(compiler.compile(StructuredOutputs(regex="[0-9]{4}(a{1000}){1000}")).fork())
+    for token in tokenizer.encode("1234aa"):
+        masks.fill(1, [(0, row)])
+        masks.advance([(0, row)], result(token))
+        if row.max_len == 2:
+            break
+    assert row.grammar is not None and row.grammar.error is not None
+    assert row.grammar.error.field == "structured_outputs.regex"
+    assert "too many expressions" in str(row.grammar.error)
 
 
 @pytest.mark.parametrize(
@@ -189,9 +205,9 @@ def test_white_space_in_json_has_an_end(
 ) -> None:
     grammar = compiler.compile(StructuredOutputs(json=SCHEMA)).fork()
     for token in tokenizer.encode(text):
-        if not grammar.error:
+        if grammar.error is None:
             grammar.advance(token)
-    assert (grammar.error == "") == fits
+    assert (grammar.error is None) == fits
     assert grammar.has_ended
 
 

@@ -153,3 +153,6 @@ def test_a_hostile_constraint_is_refused_by_field(llm: LLM) -> None:
         InvalidRequest, match=r"structured_outputs\.json: .*multipleOf|structured_outputs\.json: .*fuel"
     ):
         ask(llm, under(json={"type": "integer", "multipleOf": 982451653}))
+    with pytest.raises(InvalidRequest, match=r"structured_outputs\.regex: .*too many expressions"):
+        ask(llm, under(regex="[0-9]{4}(a{1000}){1000}"))  # known after a few tokens only
+    assert ask(llm, under(regex="[0-9]{4}"))[0].finish_reason == "stop"

@@ -75,6 +75,32 @@ async def test_an_error_before_the_whole_answer_is_a_status(http: Http) -> None:
     assert (await call).status_code == 500
 
 
+@pytest.mark.parametrize("prompts", [["x"], ["x", "y"]])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_constraint_that_fails_on_the_way_is_the_callers_mistake(
+    http: Http, stream: bool, prompts: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    body = {"prompt": prompts, "guided_regex": "a", "stream": stream}
+    call = asyncio.create_task(http.client.post(COMPLETIONS, json=body))
+    request = await http.next_request()
+    request.push("so far", [1])
+    request.channel.fail(InvalidRequest("structured_outputs.regex", "too complex"))
+    answer = await call
+    if stream:
+        assert answer.status_code == 200
+        error = (await all_events(answer))[-1]["error"]
+    else:
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+    assert error == {
+        "message": "guided_regex: too complex",
+        "type": "invalid_request_error",
+        "param": "guided_regex",
+        "code": None,
+    }
+    assert not caplog.records
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
