@@ -2,18 +2,22 @@
 
 Old: `rope_scaling` (with `type` or `rope_type`) beside `rope_theta`. New: `rope_parameters`, which
 holds the theta too. Both may be present as long as they agree. A kind that is not in `_KEYS`, or a key
-its kind does not read, is refused by name; so is `dynamic`, whose table depends on the length served.
+its kind does not read, is refused by name.
+
+`dynamic` stretches the angles of texts longer than max_position_embeddings, by their length, and of no others.
+Nothing longer is served (`engine/memory.py`): keys in the cache could not follow. So it is read as `default`.
 """
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
-from loader.decoder import RopeConfig, RopeKind
+from loader.decoder import RopeConfig
 from loader.fields import Fields
 from loader.rope import yarn_attention_factor
 
 _KEYS: Mapping[str, frozenset[str]] = {
     "default": frozenset(),
+    "dynamic": frozenset({"factor"}),
     "linear": frozenset({"factor"}),
     "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}),
     # `finetuned` is a note that the first YaRN checkpoints carry.
@@ -47,7 +51,7 @@ def read_rope(fields: Fields, max_position_embeddings: int, theta_is_explicit: b
     if kind not in _KEYS:
         rope.problem("rope_type", f"{kind!r} is not supported, expected one of {', '.join(_KEYS)}")
         return RopeConfig(kind="default", theta=theta)
-    config = _scaled(rope, cast(RopeKind, kind), theta, max_position_embeddings)
+    config = _scaled(rope, kind, theta, max_position_embeddings)
     for key in set(rope.unused()) - _KEYS[kind]:
         if (key, rope.values[key]) != ("partial_rotary_factor", 1.0):
             rope.problem(key, f"{rope.values[key]!r} is not a parameter of rope_type {kind!r}")
@@ -81,20 +85,22 @@ def _kind(rope: Fields) -> str:
     return "default" if kind is None else str(kind)
 
 
-def _scaled(rope: Fields, kind: RopeKind, theta: float, max_position_embeddings: int) -> RopeConfig:
+def _scaled(rope: Fields, kind: str, theta: float, max_position_embeddings: int) -> RopeConfig:
     if kind == "default":
-        return RopeConfig(kind=kind, theta=theta)
+        return RopeConfig(kind="default", theta=theta)
     factor = rope.number("factor")
     if factor < 1.0:
         rope.problem("factor", f"found {factor}, expected at least 1")
+    if kind == "dynamic":
+        return RopeConfig(kind="default", theta=theta)
     if kind == "linear":
-        return RopeConfig(kind=kind, theta=theta, factor=factor)
+        return RopeConfig(kind="linear", theta=theta, factor=factor)
     if kind == "llama3":
         low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
         if high <= low:
             rope.problem("high_freq_factor", f"{high} is not above low_freq_factor {low}")
         return RopeConfig(
-            kind=kind,
+            kind="llama3",
             theta=theta,
             factor=factor,
             low_freq_factor=low,
@@ -108,7 +114,7 @@ def _scaled(rope: Fields, kind: RopeKind, theta: float, max_position_embeddings:
         None if mscale_all_dim is None else rope.number("mscale_all_dim"),
     )
     return RopeConfig(
-        kind=kind,
+        kind="yarn",
         theta=theta,
         factor=factor,
         original_max_position_embeddings=rope.size("original_max_position_embeddings", max_position_embeddings),

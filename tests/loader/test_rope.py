@@ -9,6 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.memory import MemoryFacts, plan_memory
 from loader.architectures import decoder_config
 from loader.decoder import RopeConfig
 from loader.errors import CheckpointError
@@ -64,9 +67,31 @@ def test_l17_contradictions(fields: dict[str, Any]) -> None:
     assert any("contradicts" in problem for problem in refused(**fields))
 
 
-@pytest.mark.parametrize("kind", ["dynamic", "longrope", "su", "mrope", 3])
-def test_l22_kinds_that_are_not_there_are_refused_by_name(kind: Any) -> None:
-    """`dynamic` would need tables by length; nothing is served with it rather than something wrong."""
+def dynamic_frequencies(length: int, *, theta: float, factor: float, trained: int, head_dim: int) -> np.ndarray:
+    """`_compute_dynamic_ntk_parameters` of transformers 5.24, in float64."""
+    stretch = factor * max(length, trained) / trained - (factor - 1)
+    base = theta * stretch ** (head_dim / (head_dim - 2))
+    return 1.0 / base ** (np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+
+
+@pytest.mark.parametrize("spelling", ["type", "rope_type"])
+def test_l22_dynamic_angles_are_the_plain_ones_of_every_length_that_is_served(spelling: str) -> None:
+    trained, given = 2048, {"theta": 1e4, "factor": 2.0, "head_dim": 64}
+    rope = old({spelling: "dynamic", "factor": 2.0}, max_position_embeddings=trained)
+    found = inverse_frequencies(rope, 64)
+    assert rope.attention_factor == 1.0 and np.isfinite(found).all()
+    for served in (1, 512, trained):
+        assert np.allclose(found, dynamic_frequencies(served, trained=trained, **given), rtol=1e-12, atol=0)
+    longer = dynamic_frequencies(trained + 1, trained=trained, **given)
+    assert np.abs(found - longer).max() > 1e-5
+    facts = MemoryFacts(available=1 << 40, weights=0, workspace=0, block=1)
+    with pytest.raises(ConfigError, match="max_model_len: 2049 is above the model's limit of 2048"):
+        plan_memory(EngineConfig(model="m", max_model_len=trained + 1), facts, trained)
+    assert plan_memory(EngineConfig(model="m"), facts, trained).max_model_len == trained
+
+
+@pytest.mark.parametrize("kind", ["longrope", "su", "mrope", 3])
+def test_kinds_that_are_not_there_are_refused_by_name(kind: Any) -> None:
     problems = refused(rope_parameters={"rope_type": kind, "factor": 2.0, "rope_theta": 1e4})
     assert any("rope_type" in p and f"{kind}" in p and "not supported" in p for p in problems)
 
@@ -77,6 +102,8 @@ def test_l22_kinds_that_are_not_there_are_refused_by_name(kind: Any) -> None:
         ({"rope_type": "linear"}, "factor"),
         ({"rope_type": "linear", "factor": 0.5}, "factor"),
         ({"rope_type": "linear", "factor": True}, "factor"),
+        ({"rope_type": "dynamic"}, "factor"),
+        ({"rope_type": "dynamic", "factor": 2.0, "alpha": 1000.0}, "alpha"),
         ({"factor": 2.0}, "rope_type"),
         ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}, "original_max"),
         ({"rope_type": "llama3"} | LLAMA3 | {"high_freq_factor": 1.0}, "high_freq_factor"),
