@@ -11,6 +11,7 @@ from tests.profile.test_page import render
 from tests.rpc.fake_engine import profile
 
 ITSELF = ("file:", "data:", "about:")
+"""What a page in a file may ask for."""
 
 DRAG = """
 const canvas = document.querySelector("canvas"), box = canvas.getBoundingClientRect();
