@@ -25,6 +25,7 @@ from rpc import router
 from rpc.auth import ApiKeys, Authentication
 from rpc.calls import Calls
 from rpc.clock import Clock, MonotonicClock
+from rpc.decoding import Decoding
 from rpc.options import ServerOptions
 from rpc.proto.engine.v1 import engine_pb2 as pb
 from rpc.proto.engine.v1 import engine_pb2_grpc as pb_grpc
@@ -84,7 +85,7 @@ class Server:
             interceptors.append(Authentication(self._keys))
         if self._engine.is_traced:
             interceptors.append(TraceContext())
-        return interceptors
+        return [*interceptors, Decoding()]
 
     def _http_server(self, clock: Clock) -> "HttpServer | None":
         if self._options.http_port is None:
