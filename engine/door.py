@@ -35,21 +35,19 @@ class Door:
     def prompt_token_ids(self, prompt: str | Seq[int], params: SamplingParams) -> list[int]:
         """The prompt as ids, cut to its last `truncate_prompt_tokens`. Raises InvalidRequest."""
         if isinstance(prompt, str):
-            token_ids = self._need_tokenizer("prompt").encode(prompt)
-        else:
-            try:
-                token_ids = list(map(index, prompt))
-            except TypeError as error:
-                raise InvalidRequest("prompt", f"must be text or token ids: {error}") from error
-        if params.truncate_prompt_tokens is not None:
-            return token_ids[-params.truncate_prompt_tokens :]
-        return token_ids
+            prompt = self._need_tokenizer("prompt").encode(prompt)
+        try:
+            kept = prompt if params.truncate_prompt_tokens is None else prompt[-params.truncate_prompt_tokens :]
+            self._check_length(len(kept), params)  # before a look at the ids: at 60 million it takes the loop 2 s
+            return list(map(index, kept))
+        except TypeError as error:
+            raise InvalidRequest("prompt", f"must be text or token ids: {error}") from error
 
     def sequences(
         self, request_id: str, token_ids: list[int], params: SamplingParams, *, priority: int, tenant: str
     ) -> list[Sequence]:
         """One sequence per choice; the first holds the others as its forks. Raises InvalidRequest."""
-        room = self._check_length(token_ids, params)
+        room = self._check_length(len(token_ids), params)
         self._check_token_ids(token_ids, params)
         self._check_limits(params)
         seed = self._random.randrange(MAX_SEED + 1) if params.seed is None else params.seed
@@ -74,15 +72,15 @@ class Door:
         choices[0].forks = tuple(choices[1:])
         return choices
 
-    def _check_length(self, token_ids: list[int], params: SamplingParams) -> int:
-        """Tokens that fit behind the prompt."""
+    def _check_length(self, num_tokens: int, params: SamplingParams) -> int:
+        """Tokens that fit behind a prompt of so many."""
         limit = self._max_model_len
-        room = limit - len(token_ids)
-        if not token_ids:
+        room = limit - num_tokens
+        if not num_tokens:
             raise InvalidRequest("prompt", "is empty, at least one token is needed")
         if room < (params.max_tokens != 0):
             fits = f"at most {limit - 1} fit in max_model_len {limit}"
-            raise InvalidRequest("prompt", f"has {len(token_ids)} tokens, {fits}")
+            raise InvalidRequest("prompt", f"has {num_tokens} tokens, {fits}")
         return room
 
     def _check_token_ids(self, token_ids: list[int], params: SamplingParams) -> None:

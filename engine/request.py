@@ -5,8 +5,6 @@ refused here, by field name, before anything is queued. The scheduler's own muta
 request is `engine/sequence.py`.
 """
 
-import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Literal
@@ -26,6 +24,10 @@ MAX_STOP_STRINGS = 64
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 256
 MAX_BAD_WORDS = 256
+MAX_BAD_WORD_CHARS = 128
+"""They are tokenized on the loop: 256 of so many take it 40 ms at most."""
+MAX_TEMPERATURE = 1e38
+"""Logits over it are divided in float32."""
 
 _NOT_WITH_BEAMS = {
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words"),
@@ -46,7 +48,7 @@ class SamplingParams:
         presence_penalty: -2 .. 2, subtracted from the logits of ids in the output.
         frequency_penalty: -2 .. 2, subtracted once for each time an id is in the output.
         repetition_penalty: 0.001 .. 1000; above 1 makes ids of prompt and output less likely.
-        temperature: 0 is greedy.
+        temperature: 0 .. 1e38; 0 is greedy.
         top_p: keep the smallest set of tokens whose mass reaches it; 1 is off.
         top_k: keep the k most likely; 0 and -1 are off, above the vocabulary is off.
         min_p: keep tokens at least this share as likely as the most likely; 0 is off.
@@ -114,7 +116,7 @@ class SamplingParams:
         _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _check_float("repetition_penalty", self.repetition_penalty, MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY)
-        _check_float("temperature", self.temperature, 0.0, math.inf)
+        _check_float("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
         _check_float("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _check_float("min_p", self.min_p, 0.0, 1.0)
         _check_int("n", self.n, 1, None)
@@ -156,8 +158,8 @@ class SamplingParams:
         if len(self.bad_words or ()) > MAX_BAD_WORDS:
             raise InvalidRequest("bad_words", f"{len(self.bad_words or ())} words, at most {MAX_BAD_WORDS} are allowed")
         for word in self.bad_words or ():
-            if not isinstance(word, str) or not 1 <= len(word) <= MAX_STOP_CHARS:
-                raise InvalidRequest("bad_words", f"each must be a string of 1 to {MAX_STOP_CHARS} characters")
+            if not isinstance(word, str) or not 1 <= len(word) <= MAX_BAD_WORD_CHARS:
+                raise InvalidRequest("bad_words", f"each must be a string of 1 to {MAX_BAD_WORD_CHARS} characters")
         _check_int("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, None)
 
     def _check_beam_search(self) -> None:
@@ -184,13 +186,9 @@ class SamplingParams:
 
 def _check_float(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
     # Compared as it is: an integer may be too large for a float.
-    ok = (
-        isinstance(value, (int, float))
-        and not isinstance(value, bool)
-        and low <= value <= min(high, sys.float_info.max)
-    )
+    ok = isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
     if not ok or (open_low and value == low):
-        bounds = f"{'(' if open_low else '['}{low:g}, {high:g}{')' if math.isinf(high) else ']'}"
+        bounds = f"{'(' if open_low else '['}{low:g}, {high:g}]"
         raise InvalidRequest(name, f"{_shown(value)} is out of range, must be in {bounds}")
 
 

@@ -10,6 +10,7 @@ Read next: `rpc/server.py`, `rpc/convert.py`.
 import asyncio
 import json
 import uuid
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import grpc
@@ -67,12 +68,12 @@ class EngineServicer(pb_grpc.EngineServicer):
             token_ids, params, request_id=own_id(request_id), priority=request.priority, tenant=TENANT.get()
         )
 
-    async def _prompt_token_ids(self, engine: Engine, request: pb.GenerateRequest) -> list[int]:
+    async def _prompt_token_ids(self, engine: Engine, request: pb.GenerateRequest) -> Sequence[int]:
         match request.WhichOneof("prompt"):
             case "text":
                 return await engine.tokenize(request.text)
             case "token_ids":
-                return list(request.token_ids.ids)
+                return request.token_ids.ids
             case "chat":
                 return await _render(engine, request.chat)
         raise InvalidRequest("prompt", "one of text, token_ids and chat is required")

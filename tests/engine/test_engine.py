@@ -5,7 +5,7 @@ The checkpoint is real (it has no tokenizer), the device is the fake one.
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,16 @@ def params(**values: Any) -> SamplingParams:
     return SamplingParams(**{"temperature": 0.0, "ignore_eos": True, "max_tokens": 4, **values})
 
 
+class VeryLong(Sequence[int]):
+    """A prompt whose ids nobody has the time to look at."""
+
+    def __len__(self) -> int:
+        return 10**9
+
+    def __getitem__(self, item: Any) -> Any:
+        raise AssertionError("an id was looked at")
+
+
 @pytest.mark.parametrize(
     ("prompt", "values", "message"),
     [
@@ -60,10 +70,14 @@ def params(**values: Any) -> SamplingParams:
         (["1"], {}, "prompt: must be text or token ids"),
         (None, {}, "prompt: must be text or token ids"),
         (list(range(64)), {}, "prompt: has 64 tokens, at most 63 fit in max_model_len 64"),
+        (list(range(64)), {"truncate_prompt_tokens": 64}, "prompt: has 64 tokens, at most 63 fit"),
+        (VeryLong(), {}, "prompt: has 1000000000 tokens, at most 63 fit"),
         ([1] * 640, {"max_tokens": None}, "prompt: has 640 tokens, at most 63 fit"),
         ([1] * 65, {"max_tokens": 0}, "prompt: has 65 tokens"),
         ([1], {"stop_token_ids": [512]}, "stop_token_ids: token id 512"),
-        ([1], {"logit_bias": {512: 1.0}}, "logit_bias: token id 512"),
+        ([1], {"logit_bias": {511: 1.0, 512: 1.0}}, "logit_bias: token id 512"),
+        ([1], {"logit_bias": {513: 1.0}}, "logit_bias: token id 513"),
+        ([1], {"logit_bias": {1 << 31: 1.0}}, "logit_bias: token id 2147483648"),
         ([1], {"allowed_token_ids": [2, 600]}, "allowed_token_ids: token id 600"),
         ([1], {"logprobs": 9}, "logprobs: 9 is above max_logprobs 8"),
         ([1], {"prompt_logprobs": 9}, "prompt_logprobs: 9 is above max_logprobs 8"),
