@@ -72,6 +72,13 @@ class Checkpoint:
 def open_checkpoint(path: Path | str) -> Checkpoint:
     """Read everything but the weights from a folder. Raises CheckpointError."""
     path = Path(path)
+    try:
+        return _open_folder(path)
+    except OSError as error:  # a folder that may not be looked into, a name that is too long
+        raise CheckpointError(path, [f"cannot be read: {error.strerror or error}"]) from error
+
+
+def _open_folder(path: Path) -> Checkpoint:
     if not path.exists():
         raise CheckpointError(path, ["no such folder; a model is a folder on this machine, nothing is downloaded"])
     if not path.is_dir():

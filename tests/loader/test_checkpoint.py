@@ -1,5 +1,6 @@
 """Folders: what is read, what may be missing, and what is said when they are wrong."""
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,20 @@ def test_path_errors(tmp_path: Path) -> None:
     assert "is a file" in problems(tmp_path / "file")[0]
     (tmp_path / "empty").mkdir()
     assert problems(tmp_path / "empty") == ("has no config.json",)
+    assert "too long" in problems(tmp_path / ("x" * 300))[0]
+
+
+def test_a_folder_that_may_not_be_read_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the kernel would answer, which lets root read everything."""
+    stat = Path.stat
+
+    def refuse(self: Path, **options: Any) -> Any:
+        if self.parent == folder:
+            raise PermissionError(errno.EACCES, "Permission denied", str(self))
+        return stat(self, **options)
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    assert problems(folder) == ("cannot be read: Permission denied",)
 
 
 @pytest.mark.parametrize(
