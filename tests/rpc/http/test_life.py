@@ -5,8 +5,10 @@ import builtins
 import json
 import socket
 import ssl
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -97,6 +99,20 @@ async def test_text_and_ids(http: Http) -> None:
     assert (await http.client.post("/tokenize", json=body)).json()["tokens"] == [*map(ord, "<u>x")]
     assert (await http.client.post("/detokenize", json={"tokens": [97, 98]})).json() == {"prompt": "ab"}
     assert (await http.client.get("/tokenizer_info")).json() == {"bos_token": "<s>", "chat_template": None}
+
+
+async def test_the_texts_of_tokens_are_made_off_the_loop_and_once_each(http: Http) -> None:
+    made: list[tuple[int, int]] = []
+
+    def token_text(token_id: int) -> str:
+        made.append((token_id, threading.get_ident()))
+        return chr(token_id)
+
+    http.engine.tokenizer = SimpleNamespace(token_text=token_text)
+    body = {"prompt": "abab", "add_special_tokens": False, "return_token_strs": True}
+    assert (await http.client.post("/tokenize", json=body)).json()["token_strs"] == ["a", "b", "a", "b"]
+    assert sorted(token_id for token_id, _ in made) == [97, 98]
+    assert threading.get_ident() not in {thread for _, thread in made}
 
 
 # -- the end --------------------------------------------------------------------------------
