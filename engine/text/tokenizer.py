@@ -40,6 +40,7 @@ class TextTokenizer:
         self._anchor = tokenizer.encode("a", add_special_tokens=False).ids[-1:]
         self._anchor_len = len(self.decode(self._anchor))
         self._pieces = {skip: _Pieces(self, skip) for skip in (False, True)}
+        self._texts: dict[int, str] = {}
 
     @property
     def vocab_size(self) -> int:
@@ -109,9 +110,14 @@ class TextTokenizer:
     def token_text(self, token_id: int) -> str:
         """Text of one token inside a sentence: its leading space kept, special tokens spelled out.
 
-        A part of a character is U+FFFD, an unknown id is "".
+        A part of a character is U+FFFD, an unknown id is "". Remembered: alternatives of 512 prompt tokens ask for
+        10,000 texts in a step, which take 2.5 us each to make.
         """
-        return self.decode([*self._anchor, token_id], skip_special_tokens=False)[self._anchor_len :]
+        text = self._texts.get(token_id)
+        if text is None:
+            text = self.decode([*self._anchor, token_id], skip_special_tokens=False)[self._anchor_len :]
+            self._texts[token_id] = text
+        return text
 
 
 class _Pieces(dict[int, str | None]):

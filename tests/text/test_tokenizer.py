@@ -94,6 +94,14 @@ def test_token_text_keeps_the_space(kind: str) -> None:
     assert tokenizer.token_text(tokenizer.vocab_size + 5) == ""
 
 
+def test_token_text_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = TextTokenizer(Tokenizer.from_str(byte_level().to_json()))
+    (a,) = tokenizer.encode("a")
+    assert tokenizer.token_text(a) == "a"
+    monkeypatch.setattr(tokenizer, "decode", None)
+    assert tokenizer.token_text(a) == "a"
+
+
 def test_token_text_of_special_and_cut_tokens() -> None:
     tokenizer = byte_level()
     assert tokenizer.token_text(0) == "<|end|>"

@@ -2,6 +2,7 @@
 
 import asyncio
 import builtins
+import contextlib
 import json
 import socket
 import ssl
@@ -101,18 +102,17 @@ async def test_text_and_ids(http: Http) -> None:
     assert (await http.client.get("/tokenizer_info")).json() == {"bos_token": "<s>", "chat_template": None}
 
 
-async def test_the_texts_of_tokens_are_made_off_the_loop_and_once_each(http: Http) -> None:
-    made: list[tuple[int, int]] = []
+async def test_the_texts_of_tokens_are_made_off_the_loop(http: Http) -> None:
+    threads: set[int] = set()
 
     def token_text(token_id: int) -> str:
-        made.append((token_id, threading.get_ident()))
+        threads.add(threading.get_ident())
         return chr(token_id)
 
     http.engine.tokenizer = SimpleNamespace(token_text=token_text)
-    body = {"prompt": "abab", "add_special_tokens": False, "return_token_strs": True}
-    assert (await http.client.post("/tokenize", json=body)).json()["token_strs"] == ["a", "b", "a", "b"]
-    assert sorted(token_id for token_id, _ in made) == [97, 98]
-    assert threading.get_ident() not in {thread for _, thread in made}
+    body = {"prompt": "ab", "add_special_tokens": False, "return_token_strs": True}
+    assert (await http.client.post("/tokenize", json=body)).json()["token_strs"] == ["a", "b"]
+    assert threads and threading.get_ident() not in threads
 
 
 # -- the end --------------------------------------------------------------------------------
@@ -148,6 +148,41 @@ async def test_when_the_grace_time_is_over_a_stream_ends_with_an_error(http: Htt
     await http.served.run
 
 
+@pytest.mark.parametrize("at_once", [False, True])
+async def test_the_end_hangs_up_on_those_who_stopped(
+    http_serving: HttpServing, at_once: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One in the middle of a head, two of a body, and one that reads nothing of a long answer."""
+    monkeypatch.setattr("rpc.server.FLUSH_SECONDS", 0.05)
+    post = b"POST /v1/completions HTTP/1.1\r\nhost: h\r\n"
+    body = json.dumps({"prompt": "x", "stream": True}).encode()
+    async with http_serving(grace=0) as http:
+        stopped = []
+        for sent in (
+            b"GET /hea",
+            post + b"content-length: 100\r\n\r\n{",
+            post + b"transfer-encoding: chunked\r\n\r\n5\r\n{",
+            post + b"content-length: %d\r\n\r\n%b" % (len(body), body),
+        ):
+            stopped.append(socket.create_connection(("127.0.0.1", http.served.server.http_port)))
+            stopped[-1].sendall(sent)
+        request = await http.next_request()
+        for i in range(100):
+            request.push("x" * 100_000, [i])
+            assert (await http.client.get("/health")).status_code == 200
+        http.served.server.stop()
+        await http.engine.draining.wait()
+        if at_once:
+            http.served.server.stop()
+        http.engine.grace_over.set()
+        await http.served.run
+        for client in stopped:
+            with client, contextlib.suppress(ConnectionResetError):
+                while client.recv(1 << 20):
+                    pass
+    assert [record for record in caplog.records if record.name.startswith("uvicorn")] == []
+
+
 async def test_a_dead_engine_is_not_well(http: Http) -> None:
     call = asyncio.create_task(http.client.post(COMPLETIONS, json={"prompt": "x"}))
     await http.next_request()
@@ -177,6 +212,39 @@ async def test_a_request_that_is_not_sent_to_its_end_is_dropped(http: Http) -> N
     await writer.wait_closed()
     assert (await http.client.get("/health")).status_code == 200
     assert http.engine.submissions.empty()
+
+
+async def test_a_head_that_does_not_come_to_its_end_is_given_up(
+    http_serving: HttpServing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing at all, half a head, half a second one, and one that comes in drops; an answer takes what it takes."""
+    monkeypatch.setattr("rpc.http.server.KEEP_ALIVE_SECONDS", 0.1)
+    async with http_serving() as http:
+
+        async def connected(sent: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            reader, writer = await asyncio.open_connection("127.0.0.1", http.served.server.http_port)
+            writer.write(sent)
+            return reader, writer
+
+        body = b'{"prompt": "x"}'
+        served = await connected(
+            b"POST /v1/completions HTTP/1.1\r\nhost: h\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+        )
+        request = await http.next_request()
+        whole, half = b"GET /version HTTP/1.1\r\nhost: h\r\n\r\n", b"GET /version HTTP/1.1\r\nhost: "
+        for sent, num_answers in ((b"", 0), (half, 0), (whole + half, 1)):
+            reader, writer = await connected(sent)
+            assert (await reader.read()).count(b"200 OK") == num_answers
+            writer.close()
+        reader, writer = await connected(half)
+        while not reader.at_eof():
+            writer.write(b"h")
+            await http.served.client.info()
+        writer.close()
+        request.finish("late", [1])
+        reader, writer = served
+        assert b"late" in await reader.read()
+        writer.close()
 
 
 async def test_a_slow_reader_costs_no_memory_and_loses_nothing(http: Http) -> None:
