@@ -1,0 +1,74 @@
+"""What a checkpoint's tokenizer and end ids mean for prompts and ends. The tokenizers are real, the device is not."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from engine.errors import InvalidRequest
+from tests.engine.fake_device import expected
+from tests.engine.server import collect, tokens_of
+from tests.engine.test_engine import LLAMA, params, serving
+from tests.loader.files import copy_checkpoint, write_json
+from tests.text.samples import metaspace
+
+BOS = 1
+
+
+@pytest.fixture
+def with_bos(tmp_path: Path) -> str:
+    """A checkpoint whose tokenizer puts a BOS before a text, and whose chat template writes one, too."""
+    folder = copy_checkpoint(LLAMA, tmp_path / "model")
+    (folder / "tokenizer.json").write_text(metaspace().to_json())
+    template = "{{ bos_token }}{% for message in messages %}{{ message.content }}{% endfor %}"
+    write_json(folder / "tokenizer_config.json", {"bos_token": "<s>", "chat_template": template})
+    return str(folder)
+
+
+async def test_a_chat_has_one_bos_and_raw_text_gets_one(monkeypatch: pytest.MonkeyPatch, with_bos: str) -> None:
+    hello = metaspace().encode("Hello", add_special_tokens=False)
+    async with serving(monkeypatch, model=with_bos) as (engine, _):
+        chat = await engine.render_chat([{"role": "user", "content": "Hello"}])
+        assert chat == await engine.tokenize("<s>Hello", add_special_tokens=False)
+        assert chat[0] == BOS and chat.count(BOS) == 1 and len(chat) == 1 + len(hello)
+        assert engine.generate(chat, params()).prompt_token_ids == chat
+        assert engine.generate("Hello", params()).prompt_token_ids == [BOS, *hello]
+        assert engine.generate("<s>Hello", params()).prompt_token_ids == [BOS, *chat]
+
+
+async def test_an_empty_text_is_a_prompt_where_it_has_a_bos(monkeypatch: pytest.MonkeyPatch, with_bos: str) -> None:
+    async with serving(monkeypatch, model=with_bos) as (engine, _):
+        other = asyncio.create_task(tokens_of(engine.generate([5, 6], params(max_tokens=20))))
+        assert await tokens_of(engine.generate("", params())) == expected([BOS], 4)
+        with pytest.raises(InvalidRequest, match="prompt: is empty"):
+            engine.generate([], params())
+        assert await other == expected([5, 6], 20)
+
+
+async def test_an_empty_text_is_refused_where_no_token_comes_of_it(
+    monkeypatch: pytest.MonkeyPatch, smollm2: Path
+) -> None:
+    async with serving(monkeypatch, model=str(smollm2), kv_cache_memory_bytes=8 << 20) as (engine, _):
+        other = asyncio.create_task(tokens_of(engine.generate([5, 6], params(max_tokens=20))))
+        with pytest.raises(InvalidRequest, match="prompt: is empty"):
+            engine.generate("", params())
+        blank = engine.generate(" \n\t ", params())
+        assert await tokens_of(blank) == expected(blank.prompt_token_ids, 4)
+        assert await other == expected([5, 6], 20)
+
+
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+async def test_every_end_id_of_the_checkpoint_ends_an_output(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, file: str
+) -> None:
+    """The model emits one that only `file` has, as the second of two there."""
+    ids = expected([5, 6], 30)
+    end = next(i for i in ids[5:] if i < 512)
+    ends = {"config.json": 511, "generation_config.json": 511, file: [510, end]}
+    model = copy_checkpoint(LLAMA, tmp_path / "model", eos_token_id=ends["config.json"])
+    write_json(model / "generation_config.json", {"eos_token_id": ends["generation_config.json"]})
+    async with serving(monkeypatch, model=str(model)) as (engine, _):
+        deltas = await collect(engine.generate([5, 6], params(max_tokens=30, ignore_eos=False)))
+        assert [t for d in deltas for t in d.token_ids] == ids[: ids.index(end) + 1]
+        assert (deltas[-1].finish_reason, deltas[-1].stop_reason) == ("stop", None)
+        assert await tokens_of(engine.generate([5, 6], params(max_tokens=30))) == ids
