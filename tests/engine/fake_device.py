@@ -81,7 +81,9 @@ class FakeDevice:
         groups: Sequence[KVGroup] = ONE_GROUP,
     ) -> None:
         self.info = DeviceInfo(kind="fake", name="hash of the context", dtype="int32")
+        self.num_blocks = num_blocks
         self.block_size = block_size
+        self.max_num_seqs = max_num_seqs
         self.groups = groups
         self.pages = np.full((len(groups), num_blocks, block_size), POISON, np.int64)
         self.tables = np.full((len(groups), max_num_seqs, num_blocks + 1), POISON, np.int64)

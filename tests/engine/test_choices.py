@@ -9,7 +9,7 @@ import pytest
 from engine.errors import InvalidRequest
 from engine.request import Delta, SamplingParams
 from tests.engine.fake_device import expected, ranked
-from tests.engine.test_loop import Server, collect, serving
+from tests.engine.server import Server, collect, serving
 
 
 def by_choice(deltas: Sequence[Delta]) -> dict[int, list[int]]:

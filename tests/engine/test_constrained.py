@@ -14,7 +14,7 @@ from engine.errors import InvalidRequest, StepFault
 from engine.masks import Constrained, Masks
 from engine.sequence import Status
 from tests.engine.fake_device import VOCAB, FakeDevice, expected
-from tests.engine.test_loop import Server, collect, serving, tokens_of
+from tests.engine.server import Server, collect, serving, tokens_of
 
 WORDS = -(-VOCAB // 32)
 

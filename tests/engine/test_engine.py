@@ -19,7 +19,7 @@ from engine.grammar import Grammar, GrammarCompiler
 from engine.request import SamplingParams
 from engine.structured import StructuredOutputs
 from tests.engine.fake_device import FakeDevice, expected
-from tests.engine.test_loop import collect, tokens_of
+from tests.engine.server import collect, tokens_of
 
 LLAMA = Path(__file__).parents[1] / "golden" / "llama"
 BLOCK_BYTES = 2 * 2 * 2 * 64 * 4 * 16

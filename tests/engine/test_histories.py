@@ -6,8 +6,8 @@ import pytest
 
 from engine.errors import DeviceFault, EngineStopped
 from tests.engine.fake_device import expected
+from tests.engine.server import collect, serving
 from tests.engine.test_choices import naive_beam_search, search
-from tests.engine.test_loop import collect, serving
 
 
 async def test_aborting_best_of_with_an_ended_choice_ends_the_stream() -> None:

@@ -1,140 +1,13 @@
-"""EngineLoop over a fake device: order of launches and settles, cancellation everywhere, faults."""
+"""EngineLoop over a fake device: order of launches and settles, the queue, faults, the end."""
 
 import asyncio
-import gc
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from engine.beam import BeamRequest
 from engine.errors import DeviceFault, EngineStopped, OverCapacity, RequestFault, StepFault
-from engine.inbox import Inbox
-from engine.kv.groups import KVGroup
-from engine.kv.manager import KVManager
-from engine.loop import EngineLoop
-from engine.masks import Masks
-from engine.publish import LiveRequest
-from engine.request import Delta, SamplingParams
-from engine.scheduler import Scheduler
-from engine.sequence import Sequence
-from engine.stream import OutputChannel, OutputStream
-from tests.engine.fake_device import FAULT, ONE_GROUP, FakeDevice, NextToken, expected, hashed, ranked
-
-BLOCK = 4
-
-
-class Server:
-    """A running loop and the few lines of Engine that a test needs."""
-
-    def __init__(
-        self,
-        num_blocks: int,
-        max_num_seqs: int,
-        budget: int,
-        queue: int,
-        next_token: NextToken,
-        *,
-        groups: tuple[KVGroup, ...] = ONE_GROUP,
-        block_size: int = BLOCK,
-        caching: bool = True,
-        threshold: int = 0,
-        masks: Masks | None = None,
-    ) -> None:
-        kv = KVManager(groups, num_blocks, block_size, enable_prefix_caching=caching)
-        self.scheduler = Scheduler(
-            kv,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=budget,
-            enable_chunked_prefill=True,
-            long_prefill_token_threshold=threshold,
-        )
-        self.device = FakeDevice(
-            num_blocks=num_blocks,
-            block_size=block_size,
-            max_num_seqs=max_num_seqs,
-            next_token=next_token,
-            gated=True,
-            groups=groups,
-        )
-        self.inbox = Inbox(queue)
-        self.loop = EngineLoop(self.scheduler, self.device, self.inbox, masks=masks)
-        self.task = asyncio.create_task(self.loop.run())
-        self._num_requests = 0
-
-    def generate(
-        self,
-        prompt: list[int],
-        max_tokens: int,
-        *,
-        eos: tuple[int, ...] = (),
-        tenant: str = "",
-        priority: int = 0,
-        make_grammar: Callable[[], Any] = lambda: None,
-        **params: Any,
-    ) -> OutputStream:
-        self._num_requests += 1
-        name = f"r{self._num_requests}"
-        sampling = SamplingParams(max_tokens=max_tokens, **params)
-        place: dict[str, Any] = {"eos_token_ids": eos, "tenant": tenant, "priority": priority}
-        choices = [
-            Sequence(name, prompt, sampling, max_output=max_tokens, seed=0, index=i, grammar=make_grammar(), **place)
-            for i in range(sampling.num_choices)
-        ]
-        choices[0].forks = tuple(choices[1:])
-        channel = OutputChannel(sampling.n)
-        kind = BeamRequest if sampling.use_beam_search else LiveRequest
-        self.inbox.submit(kind(choices, channel, None))
-        return OutputStream(name, prompt, channel, self.inbox.abort)
-
-    async def is_clean(self) -> bool:
-        """No request, block or row is left; the loop is asleep."""
-        self.device.open(10**9)
-        await self.inbox.control(lambda: None)
-        await self.loop.without_requests.wait()
-        while not self.scheduler.is_idle:
-            await asyncio.sleep(0)
-        problems = await self.inbox.control(self.scheduler.audit)
-        kv = self.scheduler.kv
-        return problems == [] and kv.num_available == kv.num_blocks
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        """Let the loop's task run until something has happened."""
-        for _ in range(1000):
-            if condition():
-                return
-            await asyncio.sleep(0)
-        raise AssertionError("it never happened")
-
-
-@asynccontextmanager
-async def serving(
-    *,
-    num_blocks: int = 32,
-    max_num_seqs: int = 4,
-    budget: int = 16,
-    queue: int = 100,
-    next_token: NextToken = hashed,
-    free_running: bool = True,
-    **settings: Any,
-) -> AsyncIterator[Server]:
-    server = Server(num_blocks, max_num_seqs, budget, queue, next_token, **settings)
-    if free_running:
-        server.device.open(10**9)
-    try:
-        yield server
-    finally:
-        server.task.cancel()
-        await asyncio.wait([server.task])
-
-
-async def collect(stream: OutputStream) -> list[Delta]:
-    return [delta async for delta in stream]
-
-
-async def tokens_of(stream: OutputStream) -> list[int]:
-    return [t for delta in await collect(stream) for t in delta.token_ids]
+from tests.engine.fake_device import FAULT, expected, hashed, ranked
+from tests.engine.server import collect, serving, tokens_of
 
 
 async def test_streams_what_the_model_says() -> None:
@@ -186,78 +59,6 @@ async def test_blocks_freed_in_flight_wait_for_their_fence() -> None:
         assert server.scheduler.fence
         server.device.open(99)
         assert await tokens_of(second) == expected([2] * 8, 4)
-        assert await server.is_clean()
-
-
-async def test_break_aborts_even_when_the_stream_has_a_name() -> None:
-    async with serving() as server:
-        stream = server.generate([1, 2], 100)
-        async for _ in stream:
-            break
-        assert await server.is_clean()
-        assert stream.request_id
-
-
-async def test_dropping_aborts() -> None:
-    async with serving() as server:
-        stream = server.generate([1, 2], 100)
-        del stream
-        gc.collect()
-        assert await server.is_clean()
-
-
-async def test_leaving_the_context_aborts() -> None:
-    async with serving() as server:
-        async with server.generate([1, 2], 100):
-            pass
-        assert await server.is_clean()
-
-
-async def test_an_exception_in_the_reader_aborts() -> None:
-    async with serving() as server:
-        stream = server.generate([1, 2], 100)
-        with pytest.raises(ZeroDivisionError):
-            async for _ in stream:
-                1 / 0  # noqa: B018
-        assert await server.is_clean()
-
-
-@pytest.mark.parametrize("steps", [0, 1, 2, 3])
-@pytest.mark.parametrize("prompt_len", [3, 40])
-async def test_cancel_in_every_state(steps: int, prompt_len: int) -> None:
-    """K16: queued, before anything settled, mid-chunk, while decoding; with another stream alive."""
-    async with serving(free_running=False) as server:
-        other = asyncio.create_task(tokens_of(server.generate([9, 9], 20)))
-        stream = server.generate([1] * prompt_len, 20)
-        task = asyncio.create_task(tokens_of(stream))
-        for step in range(1, steps + 1):
-            await server.until(lambda step=step: len(server.device.plans) > step)  # type: ignore[misc]
-            server.device.open(step)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert await server.is_clean()
-        assert await other == expected([9, 9], 20)
-
-
-async def test_cancel_while_waiting_for_a_row() -> None:
-    async with serving(max_num_seqs=1) as server:
-        running = asyncio.create_task(tokens_of(server.generate([1], 20)))
-        queued = server.generate([2], 20)
-        queued.cancel()
-        queued.cancel()
-        assert await running == expected([1], 20)
-        (last,) = await collect(queued)
-        assert last.finish_reason == "abort" and last.token_ids == ()
-        assert await server.is_clean()
-
-
-async def test_aborting_the_unknown_or_finished_is_harmless() -> None:
-    async with serving() as server:
-        stream = server.generate([1], 2)
-        assert await tokens_of(stream) == expected([1], 2)
-        stream.cancel()
-        server.inbox.abort("nobody")
         assert await server.is_clean()
 
 
@@ -381,25 +182,3 @@ async def test_draining_refuses_new_and_finishes_old() -> None:
             await collect(late)
         assert await tokens_of(old) == expected([1], 9)
         assert server.loop.without_requests.is_set()
-
-
-async def test_finalizers_may_run_in_another_thread() -> None:
-    async with serving(free_running=False) as server:
-        streams = [server.generate([1], 50)]
-        await server.until(lambda: len(server.device.plans) == 2)
-        await asyncio.to_thread(streams.clear)
-        assert await server.is_clean()
-
-
-async def test_cancelling_a_control_does_not_hurt_the_loop() -> None:
-    async with serving(free_running=False) as server:
-        stream = server.generate([1], 3)
-        await server.until(lambda: len(server.device.plans) == 2)
-        waiting: Coroutine[Any, Any, Any] = server.inbox.control(server.scheduler.audit)
-        task = asyncio.create_task(waiting)
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        server.device.open(99)
-        assert await tokens_of(stream) == expected([1], 3)

@@ -15,9 +15,9 @@ from engine.errors import StepFault
 from engine.kv.groups import KVGroup
 from engine.request import Delta
 from engine.stream import OutputStream
-from tests.engine.fake_device import expected, hashed, ranked
+from tests.engine.fake_device import expected, ranked
+from tests.engine.server import serving
 from tests.engine.test_choices import by_choice, naive_beam_search
-from tests.engine.test_loop import Server
 
 GROUPS = ((KVGroup(None, (0,)),), (KVGroup(None, (0,)), KVGroup(5, (1,))))
 AUDIT_EVERY = 16
@@ -102,34 +102,32 @@ class World:
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
-        self.block_size = rng.choice([1, 2, 4])
+        block_size = rng.choice([1, 2, 4])
         self.rows = rng.choice([1, 2, 4, 6])
-        self.num_blocks = rng.randint(8, 28) * (4 // self.block_size)
-        self.limit = rng.randint(self.num_blocks // 2, self.num_blocks) * self.block_size
+        num_blocks = rng.randint(8, 28) * (4 // block_size)
+        self.limit = rng.randint(num_blocks // 2, num_blocks) * block_size
         self.settings: dict[str, Any] = {
+            "num_blocks": num_blocks,
+            "block_size": block_size,
+            "max_num_seqs": self.rows,
             "groups": rng.choice(GROUPS),
-            "block_size": self.block_size,
             "caching": rng.random() < 0.8,
             "threshold": rng.choice([0, 0, 1, 3]),
+            "budget": rng.randint(self.rows, 40),
         }
-        self.budget = rng.randint(self.rows, 40)
         self.requests: list[Request] = []
         self.controls: list[asyncio.Task[Any]] = []
         self.num_events = 0
 
     async def play(self, num_events: int) -> None:
         """Take `num_events` random events, drain and check everything."""
-        self.server = Server(self.num_blocks, self.rows, self.budget, 10_000, hashed, **self.settings)
-        try:
+        async with serving(**self.settings, queue=10_000, free_running=False) as self.server:
             while self.num_events < num_events and not self.server.task.done():
                 await self._event()
                 self.num_events += 1
                 if self.num_events % AUDIT_EVERY == 0:
                     self._control(self.server.scheduler.audit)
             await self._quiesce()
-        finally:
-            self.server.task.cancel()
-            await asyncio.wait([self.server.task])
         for request in self.requests:
             request.check()
 
