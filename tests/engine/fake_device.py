@@ -96,7 +96,7 @@ class FakeDevice:
         self.plans: list[StepPlan] = []
         self.closed = False
         self.faults: dict[int, EngineError] = {}
-        self._next_token = next_token
+        self.next_token = next_token
         self._launched: list[tuple[StepPlan, SampleBatch]] = []
         self._results: dict[int, StepResult] = {}
         self._forwarded: StepPlan | None = None
@@ -174,7 +174,7 @@ class FakeDevice:
         ids, rankings = [], []
         for e, row in zip(batch.entries.tolist(), batch.rows.tolist(), strict=True):
             context = self._context(int(plan.rows[e]), int(plan.starts[e] + plan.num_tokens[e]))
-            token = self._next_token(context)
+            token = self.next_token(context)
             token = token if token == FAULT else (token + int(self.choices[row])) % (VOCAB - 1)
             ids.append(token if batch.masks is None else _allowed(token, batch.masks[len(ids)]))
             rankings.append(ranked(context))

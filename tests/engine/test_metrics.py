@@ -16,9 +16,11 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.counters import Counters, Histogram, token_bounds
-from engine.errors import ConfigError, StepFault
+from engine.errors import ConfigError, RequestFault, StepFault
 from engine.metrics import EngineCollector, MetricsServer
 from rpc.options import ServerOptions
+from tests.engine.fake_device import FAULT, expected, hashed
+from tests.engine.server import tokens_of
 from tests.engine.timed import FORWARD, SAMPLE, STEP, TimedServer, parse, timed_server
 
 ROOT = Path(__file__).parent.parent.parent
@@ -165,14 +167,18 @@ async def test_gauges_follow_the_load_and_fall_to_zero() -> None:
 
 
 async def test_gauges_fall_to_zero_after_aborts() -> None:
-    """Running, queued and dropped; the last abort comes when nothing else would make the loop turn."""
+    """Running, queued and dropped; the last abort comes when nothing else would make the loop turn. Each counts once,
+    however often it is asked for, and none for a request that nobody knows."""
     async with timed_server(max_num_seqs=1) as server:
         running, queued, dropped = (server.generate([i] * 9, 50) for i in range(3))
         await server.until(lambda: len(server.device.plans) == 2)
         queued.cancel()
         del dropped
         gc.collect()
-        running.cancel()
+        for request_id in (queued.request_id, running.request_id, running.request_id, "nobody"):
+            server.inbox.abort(request_id)
+        await server.settle()
+        server.inbox.abort(running.request_id)
         await server.settle()
         samples = server.metrics()
         assert samples["vllm:num_requests_running"] == samples["vllm:num_requests_waiting"] == 0
@@ -200,6 +206,21 @@ async def test_a_failed_step_counts_as_an_error() -> None:
         assert value(server, "vllm:request_success_total{finished_reason=error}") == 1
         with pytest.raises(StepFault):
             await stream.read()
+
+
+async def test_a_row_without_usable_logits_counts_as_an_error_and_ends_nobody_else() -> None:
+    async with timed_server() as server:
+        server.device.next_token = lambda context: FAULT if context[0] == 2 and len(context) == 4 else hashed(context)
+        streams = [server.generate([i, 7], 6) for i in range(4)]
+        await server.settle()
+        ended = "vllm:request_success_total{{finished_reason={}}}"
+        samples = server.metrics()
+        assert (samples[ended.format("error")], samples[ended.format("length")]) == (1, 3)
+        for i, stream in enumerate(streams):
+            if i != 2:
+                assert await tokens_of(stream) == expected([i, 7], 6)
+        with pytest.raises(RequestFault, match="finite"):
+            await tokens_of(streams[2])
 
 
 async def test_phases_are_seen_apart() -> None:
