@@ -15,14 +15,17 @@ def test_requests_that_end_in_their_first_step_give_rows_back() -> None:
     rig.check_outputs()
 
 
-def test_one_row_serves_a_queue_with_aborts_in_order() -> None:
+def test_one_row_serves_a_queue_with_aborts_and_a_preemption_in_order() -> None:
     """K23"""
     rig = Rig(max_num_seqs=1)
     sequences = [rig.add([i] * 5, 3) for i in range(10)]
     for s in sequences[2:5]:
         rig.scheduler.finish(s)
+    rig.iterate()
+    urgent = rig.add([9] * 3, 2, priority=-1)
     rig.run()
-    assert [s.request_id for s in rig.finished] == [s.request_id for s in sequences if s not in sequences[2:5]]
+    assert rig.scheduler.num_preemptions == 1
+    assert rig.finished == [urgent, *sequences[:2], *sequences[5:]]
     rig.check_outputs()
 
 
