@@ -12,6 +12,7 @@ import math
 import mmap
 import os
 import struct
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,8 +111,8 @@ def _parse_header(path: Path, header: bytes, data_bytes: int) -> dict[str, Tenso
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen = dict(pairs)
         if len(seen) != len(pairs):
-            names = [name for name, _ in pairs]
-            problems.extend(f"{name}: listed more than once in the header" for name in seen if names.count(name) > 1)
+            names = Counter(name for name, _ in pairs)
+            problems.extend(f"{name}: listed more than once in the header" for name, n in names.items() if n > 1)
         return seen
 
     try:

@@ -1,4 +1,4 @@
-"""Files as they come: whole, cut, forged. Case ids are those of the project's case list."""
+"""Files as they come: whole, cut, forged."""
 
 import json
 import struct
