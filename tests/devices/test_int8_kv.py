@@ -62,6 +62,32 @@ def test_pages_hold_the_rounded_heads_and_their_scales(weights: WeightSource) ->
     assert all(np.isfinite(logits).all() for logits in row.logits.values())
 
 
+class EqualValues(LoudWeights):
+    """Every value of layer 0 is `value`."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__(TINY)
+        self.value = value
+
+    def tensor(self, name: str) -> NDArray[Any]:
+        values = super().tensor(name)
+        if ".0.self_attn.v_proj" not in name:
+            return values
+        return np.full_like(values, self.value if name.endswith("bias") else 0.0)
+
+
+@pytest.mark.parametrize("value", [0.0, 3.0, -3.0, 1e-40, 1e-30])
+def test_rows_of_one_value_come_back_as_that_value(value: float) -> None:
+    """A scale never divides by nothing: what is too small for a normal scale is 0."""
+    with open_executor(TINY, EqualValues(value), kv_int8=True) as executor:
+        row = prefill(executor)
+        _, stored, _, scales = layer_pages(executor, row)
+    found = stored.astype(np.float64) * scales[..., None]
+    assert np.isfinite(scales).all()
+    assert np.allclose(found, value, rtol=1e-6, atol=2e-36)
+    assert all(np.isfinite(logits).all() for logits in row.logits.values())
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_chunks_change_nothing(dtype: str) -> None:
     with open_executor(TINY, LoudWeights(TINY), kv_int8=True, dtype=dtype) as executor:
