@@ -29,6 +29,9 @@ REQUEST_ID: ContextVar[str] = ContextVar("request_id")
 
 _REQUEST_ID = re.compile(r"[!-~]{1,256}")
 
+MIN_BYTES_PER_SECOND = 500
+"""Of a body, as Apache's mod_reqtimeout has it: one that comes in drops must not hold its socket for ever."""
+
 
 class Endpoint:
     """An ASGI app. Without `keys` anybody may call."""
@@ -94,21 +97,33 @@ def _with_request_id(send: Send, request_id: str) -> Send:
 
 
 async def _read_body(receive: Receive, limit: int, patience: float) -> bytes:
-    """`patience` is in seconds, for each piece: keepalive sees that a client is there, not that it sends."""
-    body = bytearray()
-    while True:
-        try:
-            async with asyncio.timeout(patience):
+    """Raises _ClientGone, TooSlow and TooLarge.
+
+    `patience` is in seconds, for each piece and for being behind the least rate: keepalive sees that a client is
+    there, not that it sends. What is too long is read on for as long, and dropped: a client that still sends when its
+    connection is closed never sees the answer.
+    """
+    body, length, now = bytearray(), 0, asyncio.get_running_loop().time
+    began = now()
+    try:
+        async with asyncio.timeout(patience) as scope:
+            more_body = True
+            while more_body:
                 message = await receive()
-        except TimeoutError:
-            raise TooSlow(f"no more of the body came within {patience:g} s") from None
-        if message["type"] == "http.disconnect":
-            raise _ClientGone
-        body += message.get("body", b"")
-        if len(body) > limit:
-            raise TooLarge(f"the body is longer than {limit} bytes")
-        if not message.get("more_body", False):
-            return bytes(body)
+                if message["type"] == "http.disconnect":
+                    raise _ClientGone
+                piece, more_body = message.get("body", b""), message.get("more_body", False)
+                length += len(piece)
+                if length <= limit:
+                    body += piece
+                    scope.reschedule(min(now(), began + length / MIN_BYTES_PER_SECOND) + patience)
+    except TimeoutError:
+        if length <= limit:
+            slow = f"came more slowly than {MIN_BYTES_PER_SECOND} bytes/s"
+            raise TooSlow(f"the body stopped, or {slow}, for {patience:g} s") from None
+    if length > limit:
+        raise TooLarge(f"the body is longer than max_message_bytes, {limit}")
+    return bytes(body)
 
 
 async def _client_leaves(receive: Receive) -> None:

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Iterator
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rpc.http.app import make_app
 from rpc.http.service import Service
@@ -19,6 +20,9 @@ KEEP_ALIVE_SECONDS = 75
 
 BACKLOG = 2048
 
+GIVE_UP_SECONDS = 5
+"""For calls that outlive their connections; there are none unless something is wrong."""
+
 
 class HttpServer:
     """Serves the engine of `service`. `start()`, then `await stop()`."""
@@ -28,12 +32,13 @@ class HttpServer:
         self._options = options = service.options
         config = uvicorn.Config(
             make_app(service),
+            http=_Connection,
             ssl_certfile=options.ssl_certfile,
             ssl_keyfile=options.ssl_keyfile,
             ssl_ca_certs=options.ssl_ca_certs,
             ssl_cert_reqs=options.ssl_cert_reqs,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=flush_seconds,  # type: ignore[arg-type]  # asyncio takes fractions
+            timeout_graceful_shutdown=GIVE_UP_SECONDS,
             backlog=BACKLOG,
             lifespan="off",
             ws="none",
@@ -43,7 +48,7 @@ class HttpServer:
             server_header=False,
         )
         config.load()
-        self._server = _Uvicorn(config)
+        self._server = _Uvicorn(config, flush_seconds)
         self._task: asyncio.Task[None]
 
     def start(self) -> int:
@@ -56,16 +61,43 @@ class HttpServer:
     async def stop(self, *, at_once: bool = False) -> None:
         """Close the port; connections have the flush time to end, or none."""
         self._server.should_exit = True
-        self._server.force_exit = at_once
+        if at_once:
+            self._server.flush_seconds = 0
         self._server.exit_asked.set()
         await self._task
 
 
-class _Uvicorn(uvicorn.Server):
-    """Takes no signals, and sleeps where uvicorn's own looks ten times a second whether to exit."""
+class _Connection(H11Protocol):
+    """Is closed when the head of its next request is not there, to its end, within the keep-alive time.
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    uvicorn sets that timer after an answer only and stops it at the next byte: half a head would hold a socket.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for the first head."""
+        super().connection_made(transport)
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
+    def data_received(self, data: bytes) -> None:
+        """Go on waiting if this is not the end of a head."""
+        timer, self.timeout_keep_alive_task = self.timeout_keep_alive_task, None
+        super().data_received(data)
+        if timer is not None:
+            if self.cycle is None or self.cycle.response_complete:
+                self.timeout_keep_alive_task = timer
+            else:
+                timer.cancel()
+
+
+class _Uvicorn(uvicorn.Server):
+    """Takes no signals, sleeps where uvicorn's own looks ten times a second whether to exit, and hangs up at the end.
+
+    uvicorn itself would cancel the calls that are left, and log a traceback of each.
+    """
+
+    def __init__(self, config: uvicorn.Config, flush_seconds: float) -> None:
         super().__init__(config)
+        self.flush_seconds = flush_seconds
         self.exit_asked = asyncio.Event()
 
     @contextlib.contextmanager
@@ -79,6 +111,16 @@ class _Uvicorn(uvicorn.Server):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1):
                     await self.exit_asked.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close the port; to a call that has not ended after the flush time its client has left."""
+        hang_up = asyncio.get_running_loop().call_later(self.flush_seconds, self._hang_up)
+        await super().shutdown(sockets)
+        hang_up.cancel()
+
+    def _hang_up(self) -> None:
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
 
 def _listener(options: ServerOptions) -> socket.socket:

@@ -375,8 +375,11 @@ async def test_a_cancelled_handler_stays_cancelled() -> None:
         assert engine.aborts.qsize() == 1
 
 
-async def test_a_message_above_the_limit_is_refused_with_both_numbers(serving: Serving) -> None:
-    async with serving(max_message_bytes=2048) as served:
-        error = await error_of(served.client.generate(pb.GenerateRequest(text="x" * 4096)))
+@pytest.mark.parametrize(("options", "limit"), [({}, 2 << 20), ({"max_message_bytes": 2048}, 2048)])
+async def test_a_message_above_the_limit_is_refused_with_both_numbers(
+    serving: Serving, options: dict[str, int], limit: int
+) -> None:
+    async with serving(**options) as served:
+        error = await error_of(served.client.generate(pb.GenerateRequest(text="x" * limit)))
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert "2048" in error.details() and "larger than max" in error.details()
+        assert f"vs. {limit}" in error.details() and "larger than max" in error.details()

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from engine.errors import DeviceFault, EngineStopped, InvalidRequest, OverCapacity, RequestFault
+from rpc.http.endpoint import _read_body
+from rpc.http.errors import TooLarge, TooSlow
 from tests.rpc.http.conftest import Http, HttpServing
 from tests.rpc.http.stream import all_events
 
@@ -235,10 +237,10 @@ async def test_what_ids_are_out_of_range_is_named_as_the_caller_gave_it(
         (COMPLETIONS, "logit_bias", {str(i): 0 for i in range((1 << 18) + 1)}),
     ],
 )
-@pytest.mark.asyncio(loop_scope="module")
-async def test_lists_that_would_hold_up_the_loop(shared_http: Http, path: str, field: str, given: Any) -> None:
-    status, named, message = await shared_http.refusal(path, **HELLO | {"prompt": "x", field: given})
-    assert (status, named) == (400, field) and f"{len(given)} i" in message
+async def test_lists_that_would_hold_up_the_loop(http_serving: HttpServing, path: str, field: str, given: Any) -> None:
+    async with http_serving(max_message_bytes=16 << 20) as http:
+        status, named, message = await http.refusal(path, **HELLO | {"prompt": "x", field: given})
+        assert (status, named) == (400, field) and f"{len(given)} i" in message
 
 
 async def test_an_error_that_quotes_a_lone_surrogate_can_be_sent(http: Http) -> None:
@@ -283,10 +285,22 @@ async def test_paths_and_methods_that_do_not_exist(http: Http) -> None:
         assert answer.status_code == status and answer.json()["error"]["type"] == "invalid_request_error"
 
 
-async def test_a_body_above_the_limit(http_serving: HttpServing) -> None:
-    async with http_serving(max_message_bytes=2048) as http:
-        status, _, message = await http.refusal(CHAT, messages=[{"role": "user", "content": "x" * 4096}])
-        assert status == 413 and "2048" in message
+@pytest.mark.parametrize(("options", "limit"), [({}, 2 << 20), ({"max_message_bytes": 2048}, 2048)])
+async def test_a_body_above_the_limit(http_serving: HttpServing, options: dict[str, int], limit: int) -> None:
+    async with http_serving(**options) as http:
+        longest = b'{"messages": "' + b"x" * (limit - 16) + b'"}'
+        assert len(longest) == limit
+        assert (await http.client.post(CHAT, content=longest)).status_code == 400
+        answer = await http.client.post(CHAT, content=longest + b" ")
+        assert answer.status_code == 413
+        assert answer.json()["error"] == {
+            "message": f"the body is longer than max_message_bytes, {limit}",
+            "type": "invalid_request_error",
+            "param": None,
+            "code": "request_too_large",
+        }
+        # Far above it, when the client still sends: the answer reaches it all the same.
+        assert (await http.client.post(CHAT, content=b"x" * (24 << 20))).status_code == 413
 
 
 @pytest.mark.parametrize("head", ["content-length: 100\r\n\r\n{", "transfer-encoding: chunked\r\n\r\n5\r\n{"])
@@ -297,6 +311,19 @@ async def test_a_body_that_stops_is_given_up(http_serving: HttpServing, head: st
         answer = await reader.read()  # to the end: the connection is closed, too
         writer.close()
         assert answer.startswith(b"HTTP/1.1 408 ") and b"request_timeout" in answer
+
+
+@pytest.mark.parametrize(("piece", "error"), [(b"", TooSlow), (b"x" * 1025, TooLarge)])
+async def test_a_body_that_does_not_end_is_given_up(piece: bytes, error: type[Exception]) -> None:
+    """In drops or in floods, each piece in time."""
+    pieces = itertools.repeat({"type": "http.request", "body": piece, "more_body": True}, 1_000_000)
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.sleep(0)
+        return next(pieces, {"type": "http.disconnect"})
+
+    with pytest.raises(error):
+        await _read_body(receive, limit=2048, patience=0.05)
 
 
 # -- keys -----------------------------------------------------------------------------------
