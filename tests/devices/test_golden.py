@@ -14,6 +14,7 @@ from loader.rope import inverse_frequencies
 from loader.weights import plan_weights
 from tests.conftest import GOLDEN
 from tests.devices.driver import GREEDY, Driver, open_executor
+from tests.loader.test_weights import edited
 from tests.reference import reference_logits
 
 GREEDY_WITH_PROMPT = replace(GREEDY, num_prompt_logprobs=0)
@@ -60,6 +61,34 @@ def test_logits_are_the_references_with_exact_frequencies(name: str) -> None:
         row = driver.run(0, chunk=256, outputs=1)
     logits = np.stack([row.logits[i] for i in range(len(prompt))])
     assert np.abs(logits - expected).max() < 1e-4 * expected.std()
+
+
+def mix_dtypes(tensors: dict[str, np.ndarray]) -> None:
+    """Norms in float32 and the embedding in float16, with values that bfloat16 does not have."""
+    for name, tensor in tensors.items():
+        if name.endswith("norm.weight"):
+            tensors[name] = tensor.astype(np.float32) * np.float32(1.003)
+    embedding = tensors["model.embed_tokens.weight"].astype(np.float32)
+    tensors["model.embed_tokens.weight"] = (embedding * np.float32(1.003)).astype(np.float16)
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-4), ("bfloat16", 0.2)])
+def test_a_checkpoint_of_several_dtypes(tmp_path: Path, dtype: str, bound: float) -> None:
+    """Each tensor is read in its own; what is computed in, and the memory for it, stay as configured."""
+    plain, mixed = GOLDEN / "llama", edited(GOLDEN / "llama", tmp_path / "mixed", mix_dtypes)
+    decoder = open_checkpoint(mixed).decoder
+    prompt = np.load(plain / "golden.npz")["prompt_6"]
+    expected = reference_logits(decoder, plan_weights(mixed, decoder), prompt.tolist())
+    nbytes = []
+    for folder in (plain, mixed):
+        with open_executor(decoder, plan_weights(folder, decoder), dtype=dtype) as executor:
+            driver = Driver(executor)
+            driver.add(0, prompt, GREEDY_WITH_PROMPT)
+            row = driver.run(0, chunk=256, outputs=1)
+            nbytes.append(executor.model._kept[0].nbytes)
+    logits = np.stack([row.logits[i] for i in range(len(prompt))])
+    assert np.abs(logits - expected).max() < bound * expected.std()
+    assert nbytes[0] == nbytes[1]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
