@@ -1,15 +1,19 @@
 """Fixtures that several folders of tests share."""
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from engine import cli
 from loader.demo import demo_checkpoint
 from loader.errors import CheckpointError
 from tests.browser import CHROMIUM, DRIVER, Browser, chromium
 
 GOLDEN = Path(__file__).parent / "golden"
+
+Run = Callable[..., tuple[int, str, str]]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -54,3 +58,23 @@ async def browser(started_browser: Browser) -> Browser:
     """One per module, as if it had just been opened."""
     await started_browser.reset()
     return started_browser
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """`run("serve", ..., ENGINE_X="...")` gives exit code, stdout and stderr of `engine serve ...`.
+
+    No other variable of the engine is in the environment.
+    """
+    for name in [n for n in os.environ if n.startswith("ENGINE_")]:
+        monkeypatch.delenv(name)
+
+    def call(*arguments: str, **environment: str) -> tuple[int, str, str]:
+        with monkeypatch.context() as patch, pytest.raises(SystemExit) as exited:
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            cli.main(arguments)
+        out, err = capsys.readouterr()
+        return exited.value.code or 0, out, err
+
+    return call

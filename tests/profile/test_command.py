@@ -2,29 +2,28 @@
 
 import csv
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from engine import cli
 from engine.profile.display import live_table
 from engine.trace import PHASES, IterationRecord
+from tests.conftest import Run
 
 LLAMA = Path(__file__).parent.parent / "golden" / "llama"
 SMALL = ("--num-prompts", "3", "--input-len", "20", "--output-len", "5", "--kv-cache-memory-bytes", "1000000")
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as exited:
-        cli.main(["profile", "--device", "cpu", *arguments])
-    out, err = capsys.readouterr()
-    return int(exited.value.code or 0), out, err
+@pytest.fixture
+def profile(run: Run) -> Run:
+    return partial(run, "profile", "--device", "cpu")
 
 
-def test_the_report_and_its_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_report_and_its_files(profile: Run, tmp_path: Path) -> None:
     files = {name: tmp_path / f"out.{name}" for name in ("json", "csv", "trace", "html")}
     options = [argument for name, path in files.items() for argument in (f"--{name}", str(path))]
-    code, out, err = run(capsys, str(LLAMA), *SMALL, "--shared-prefix-len", "16", *options)
+    code, out, err = profile(str(LLAMA), *SMALL, "--shared-prefix-len", "16", *options)
     assert (code, err) == (0, "")
     assert "Bottleneck: " in out and all(name in out for name in PHASES)
     report = json.loads(files["json"].read_text())
@@ -42,8 +41,8 @@ def test_the_report_and_its_files(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert "Profile of llama" in files["html"].read_text()
 
 
-def test_json_to_stdout_is_alone_there(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = run(capsys, str(LLAMA), *SMALL, "--request-rate", "200", "--json", "-")
+def test_json_to_stdout_is_alone_there(profile: Run) -> None:
+    code, out, err = profile(str(LLAMA), *SMALL, "--request-rate", "200", "--json", "-")
     assert code == 0
     assert json.loads(out)["num_requests"] == 3
     assert "Bottleneck: " in err
@@ -59,14 +58,14 @@ def test_json_to_stdout_is_alone_there(capsys: pytest.CaptureFixture[str]) -> No
         (["--max-num-seqs", "0"], "--max-num-seqs"),
     ],
 )
-def test_bad_usage_is_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], says: str) -> None:
-    code, out, err = run(capsys, str(LLAMA), *arguments)
+def test_bad_usage_is_one_line(profile: Run, arguments: list[str], says: str) -> None:
+    code, out, err = profile(str(LLAMA), *arguments)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("engine: error: ") and says in err
 
 
-def test_a_path_that_cannot_be_written_is_found_before_the_run(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = run(capsys, "/no/such/model", "--trace", "/no/such/folder/t.json")
+def test_a_path_that_cannot_be_written_is_found_before_the_run(profile: Run) -> None:
+    code, out, err = profile("/no/such/model", "--trace", "/no/such/folder/t.json")
     assert (code, out) == (1, "")
     assert err == "engine: error: [Errno 2] No such file or directory: '/no/such/folder/t.json'\n"
 

@@ -3,7 +3,7 @@
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from importlib import metadata
@@ -15,24 +15,10 @@ from engine import cli
 from engine.config import EngineConfig
 from loader.errors import CheckpointError
 from rpc.options import ServerOptions
+from tests.commands.conftest import Started
+from tests.conftest import Run
 
-ROOT = Path(__file__).parent.parent
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """`run("serve", ...)` gives exit code, stdout and stderr of `engine serve ...`."""
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as exited:
-            cli.main(arguments)
-        out, err = capsys.readouterr()
-        return exited.value.code or 0, out, err
-
-    return call
-
-
-Run = Callable[..., tuple[int, str, str]]
+ROOT = Path(__file__).parents[2]
 
 
 def test_version(run: Run) -> None:
@@ -79,19 +65,7 @@ def test_no_command_shows_the_help_and_fails(run: Run) -> None:
     assert "serve" in err and "generate" in err
 
 
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[EngineConfig, ServerOptions]]:
-    """What `engine serve` would have started."""
-    calls: list[tuple[EngineConfig, ServerOptions]] = []
-
-    async def start(config: EngineConfig, options: ServerOptions) -> None:
-        calls.append((config, options))
-
-    monkeypatch.setattr(cli, "_serve", start)
-    return calls
-
-
-def test_serve_without_flags_takes_every_default(run: Run, started: list) -> None:
+def test_serve_without_flags_takes_every_default(run: Run, started: Started) -> None:
     assert run("serve", "/m")[0] == 0
     assert run("serve", "--model", "/m")[0] == 0
     assert started == [(EngineConfig(model="/m"), ServerOptions())] * 2
@@ -103,7 +77,7 @@ def test_every_setting_has_a_flag(run: Run) -> None:
         assert f"--{f.name.replace('_', '-')}" in out
 
 
-def test_flags_reach_the_config(run: Run, started: list) -> None:
+def test_flags_reach_the_config(run: Run, started: Started) -> None:
     code, _, err = run(
         *("serve", "/m", "--served-model-name", "tiny", "--device", "cpu", "--dtype", "float32"),
         *("--load-format", "dummy", "--max-model-len", "128", "--max-num-seqs", "2", "--max-num-batched-tokens", "8"),
