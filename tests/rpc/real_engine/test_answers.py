@@ -120,10 +120,10 @@ async def test_settings_of_the_door_reach_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("field", "request_"),
     [
-        ("text", pb.GenerateRequest(text=f"{word(7)} " * ((5 << 20) // 14))),
+        ("text", pb.GenerateRequest(text=f"{word(7)} " * ((3 << 19) // 14))),
         ("prompt", pb.GenerateRequest(token_ids=pb.TokenIds(ids=[7] * 1_000_000))),
     ],
-    ids=["5 MiB of text", "1M ids"],
+    ids=["1.5 MiB of text", "1M ids"],
 )
 async def test_a_prompt_that_is_far_too_long_says_the_limit(
     real: Real, field: str, request_: pb.GenerateRequest
