@@ -114,6 +114,28 @@ async def test_a_signal_during_load_ends_it(model: Path) -> None:
         assert await exit_code(process) == 0
 
 
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 123456789\n"
+
+
+@pytest.mark.parametrize(
+    ("weights", "says"),
+    [(POINTER, "/model.safetensors: is a git-LFS pointer"), (None, ": has neither model.safetensors nor ")],
+    ids=["pointer", "none"],
+)
+async def test_a_model_that_cannot_be_loaded_ends_the_process_with_1_and_one_line(
+    tmp_path: Path, weights: bytes | None, says: str
+) -> None:
+    file = make_checkpoint(tmp_path) / "model.safetensors"
+    file.unlink()
+    if weights is not None:
+        file.write_bytes(weights)
+    with server_process(tmp_path) as (process, _):
+        _, err = await asyncio.to_thread(process.communicate, timeout=60)
+    assert process.returncode == 1
+    assert err.splitlines()[-1].startswith(f"engine: error: {tmp_path}{says}")
+    assert "Traceback" not in err and " serving" not in err
+
+
 @pytest.fixture
 def worker_of() -> Iterator[object]:
     """Finds the device's process; one left behind is killed."""
