@@ -1,6 +1,5 @@
 """The dashboards, ours and those of others: what their panels ask for is there, in a real Prometheus."""
 
-import asyncio
 import json
 import re
 import shutil
@@ -14,9 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from rpc.client import Client
 from tests.observability.prometheus import Prometheus, prometheus
-from tests.rpc.real import make_checkpoint, server_process
+from tests.rpc.real import http_server_process, make_checkpoint
 
 ROOT = Path(__file__).parents[2]
 GRAFANA = ROOT / "docs" / "grafana"
@@ -46,17 +44,11 @@ class Scraped:
 def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
     folder = tmp_path_factory.mktemp("scraped")
     model = make_checkpoint(tmp_path_factory.mktemp("model"))
-    with server_process(model, "--http-port", "0") as (process, address):
-        assert process.stdout is not None
-        http = process.stdout.readline().removeprefix("http on ").strip()
-
-        async def wait() -> None:
-            async with Client(address) as client:
-                await client.wait_serving(60)
-
-        asyncio.run(wait())
-        with prometheus(http.removeprefix("http://"), folder) as scraper:
-            yield Scraped(http, scraper)
+    with (
+        http_server_process(model) as addresses,
+        prometheus(addresses.http.removeprefix("http://"), folder) as scraper,
+    ):
+        yield Scraped(addresses.http, scraper)
 
 
 def as_grafana_asks(expression: str) -> str:

@@ -1,5 +1,6 @@
 """A real engine on a tiny golden checkpoint: in this process, or as `engine serve` in one of its own."""
 
+import asyncio
 import json
 import signal
 import subprocess
@@ -7,10 +8,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from engine.config import EngineConfig
+from rpc.client import Client
 from tests.conftest import GOLDEN
 
 ROOT = Path(__file__).parents[2]
@@ -61,6 +64,28 @@ def server_process(model: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[
     finally:
         process.send_signal(signal.SIGKILL)
         process.communicate()
+
+
+class Addresses(NamedTuple):
+    """Where a server listens."""
+
+    grpc: str
+    http: str
+
+
+@contextmanager
+def http_server_process(model: Path, *flags: str) -> Iterator[Addresses]:
+    """One that serves HTTP, too, and answers requests."""
+    with server_process(model, "--http-port", "0", *flags) as (process, address):
+        assert process.stdout is not None
+        http = process.stdout.readline().removeprefix("http on ").strip()
+
+        async def wait() -> None:
+            async with Client(address) as client:
+                await client.wait_serving(60)
+
+        asyncio.run(wait())
+        yield Addresses(address, http)
 
 
 def children_of(pid: int) -> list[int]:
