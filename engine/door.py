@@ -12,7 +12,7 @@ from engine.errors import InvalidRequest
 from engine.grammar import Grammar, GrammarCompiler
 from engine.request import MAX_SEED, SamplingParams
 from engine.sequence import Sequence
-from engine.text.tokenizer import TextTokenizer
+from engine.text.tokenizer import TextTokenizer, need_tokenizer
 from loader.checkpoint import Checkpoint
 
 
@@ -35,7 +35,7 @@ class Door:
     def prompt_token_ids(self, prompt: str | Seq[int], params: SamplingParams) -> list[int]:
         """The prompt as ids, cut to its last `truncate_prompt_tokens`. Raises InvalidRequest."""
         if isinstance(prompt, str):
-            prompt = self._need_tokenizer("prompt").encode(prompt)
+            prompt = need_tokenizer(self._tokenizer, "prompt").encode(prompt)
         try:
             kept = prompt if params.truncate_prompt_tokens is None else prompt[-params.truncate_prompt_tokens :]
             self._check_length(len(kept), params)  # before a look at the ids: at 60 million it takes the loop 2 s
@@ -114,7 +114,7 @@ class Door:
         """Token sequences of the bad words, each with and without a space before it, as in vLLM."""
         if not params.bad_words:
             return ()
-        tokenizer = self._need_tokenizer("bad_words")
+        tokenizer = need_tokenizer(self._tokenizer, "bad_words")
         spellings = [form for word in params.bad_words for form in (word, " " + word.lstrip())]
         sequences = (tuple(tokenizer.encode(form, add_special_tokens=False, field="bad_words")) for form in spellings)
         return tuple(dict.fromkeys(s for s in sequences if s))
@@ -125,8 +125,3 @@ class Door:
         if self.grammars is None:
             raise InvalidRequest("structured_outputs", "the model has no tokenizer; there is no text to constrain")
         return self.grammars.compile(params.structured_outputs)
-
-    def _need_tokenizer(self, field: str) -> TextTokenizer:
-        if self._tokenizer is None:
-            raise InvalidRequest(field, "the model has no tokenizer; only token ids can be used")
-        return self._tokenizer

@@ -42,7 +42,7 @@ from engine.stats import EngineStats, engine_stats
 from engine.stream import OutputChannel, OutputStream
 from engine.telemetry import TRACE_HEADERS, RequestSpans
 from engine.text.chat import ChatOptions, ChatTemplate, render_chat
-from engine.text.tokenizer import TextTokenizer
+from engine.text.tokenizer import TextTokenizer, need_tokenizer
 from engine.trace import Profile, Trace
 from loader.checkpoint import Checkpoint, open_checkpoint
 
@@ -334,7 +334,7 @@ class Engine:
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`. Raises InvalidRequest when the model has no tokenizer, or it cannot fit."""
-        tokenizer = self._need_tokenizer("text")
+        tokenizer = need_tokenizer(self._tokenizer, "text")
         if len(text) <= LONG_TEXT:
             return tokenizer.encode(text, add_special_tokens)
         self._check_fits("text", text, tokenizer)
@@ -342,7 +342,7 @@ class Engine:
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         """Text of `token_ids`."""
-        tokenizer = self._need_tokenizer("token_ids")
+        tokenizer = need_tokenizer(self._tokenizer, "token_ids")
         if len(token_ids) <= LONG_TEXT:
             return tokenizer.decode(token_ids)
         return await asyncio.to_thread(tokenizer.decode, token_ids)
@@ -360,7 +360,7 @@ class Engine:
 
     async def encode_chat(self, text: str) -> list[int]:
         """Token ids of a rendered conversation. Raises InvalidRequest when the model has no tokenizer."""
-        tokenizer = self._need_tokenizer("messages")
+        tokenizer = need_tokenizer(self._tokenizer, "messages")
         if len(text) <= LONG_TEXT:
             return tokenizer.encode_rendered(text)
         self._check_fits("messages", text, tokenizer)
@@ -377,11 +377,6 @@ class Engine:
         most = max(LONG_TEXT, limit * tokenizer.longest_token)
         if len(text) > most:
             raise InvalidRequest(field, f"has {len(text)} characters, more than {most} never fit in {limit} tokens")
-
-    def _need_tokenizer(self, field: str) -> TextTokenizer:
-        if self._tokenizer is None:
-            raise InvalidRequest(field, "the model has no tokenizer; only token ids can be used")
-        return self._tokenizer
 
     def _serving_loop(self) -> EngineLoop:
         if self._loop is None:

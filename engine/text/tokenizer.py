@@ -120,6 +120,13 @@ class TextTokenizer:
         return text
 
 
+def need_tokenizer(tokenizer: TextTokenizer | None, field: str) -> TextTokenizer:
+    """The tokenizer, without which `field` means nothing. Raises InvalidRequest when the model has none."""
+    if tokenizer is None:
+        raise InvalidRequest(field, "the model has no tokenizer; only token ids can be used")
+    return tokenizer
+
+
 class _Pieces(dict[int, str | None]):
     """Made as they are asked for: at most one for each id of the vocabulary, 0.1 KB each."""
 
