@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 
+import grpc
 import pytest
 
 from rpc.client import Client
@@ -57,3 +58,10 @@ def serving() -> Serving:
 async def served(serving: Serving) -> AsyncIterator[Served]:
     async with serving() as served:
         yield served
+
+
+async def code_of(awaitable: object) -> grpc.StatusCode:
+    """The status with which a call fails."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await awaitable
+    return caught.value.code()

@@ -15,7 +15,7 @@ from engine.errors import ConfigError
 from rpc.auth import ApiKeys
 from rpc.client import Client
 from rpc.proto.engine.v1 import engine_pb2 as pb
-from tests.rpc.conftest import Served, Serving
+from tests.rpc.conftest import Served, Serving, code_of
 from tests.rpc.fake_engine import profile
 
 KEYS = """
@@ -36,12 +36,6 @@ def keys(tmp_path: Path) -> Path:
 
 def client(served: Served, api_key: str | None) -> Client:
     return Client(f"127.0.0.1:{served.port}", api_key=api_key)
-
-
-async def code_of(awaitable: object) -> grpc.StatusCode:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await awaitable
-    return caught.value.code()
 
 
 def test_tokens_name_their_tenants(keys: Path) -> None:

@@ -16,18 +16,12 @@ from engine.info import ModelInfo
 from rpc.options import ServerOptions
 from rpc.proto.engine.v1 import engine_pb2 as pb
 from rpc.server import Server
-from tests.rpc.conftest import Served, Serving
+from tests.rpc.conftest import Served, Serving, code_of
 from tests.rpc.fake_engine import INFO, FakeEngine
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 HELLO = pb.GenerateRequest(text="hi", request_id="r")
-
-
-async def code_of(awaitable: object) -> grpc.StatusCode:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await awaitable
-    return caught.value.code()
 
 
 async def test_port_zero_returns_the_port_that_listens(served: Served) -> None:
