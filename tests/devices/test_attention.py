@@ -18,8 +18,8 @@ FLOAT32, BFLOAT16, INT8_FLOAT32, INT8 = 0, 1, 2, 3
 
 @njit
 def _run(rope: Any, op: Any, tokens: Any, items: Any) -> None:
-    rope_and_cache(rope, tokens, 0, 1)
-    attention(op, items, 0, 1, 0)
+    rope_and_cache(rope, 0, tokens)
+    attention(op, items, 0, 1, 1, 0)
 
 
 def attend(

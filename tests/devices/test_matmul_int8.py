@@ -9,6 +9,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from engine.devices.cpu import numkong
+from engine.devices.cpu.kernels.constants import GROUP
 from engine.devices.cpu.kernels.matmul_int8 import HAS_INT8_DOT, int8_panel, quantize_row
 from engine.devices.cpu.layout import aligned_bytes, int8_row_nbytes, padded
 from engine.devices.cpu.products import Int8Groups, packed_product
@@ -47,8 +48,8 @@ def multiply(x: NDArray[np.float32], weight: NDArray[Any], onto: float | None = 
     packed = aligned_bytes(PRODUCT.packed_nbytes(n, k))
     PRODUCT.pack(weight, packed.ctypes.data)
     out = np.full((len(x), padded(n)), np.nan if onto is None else onto, np.float32)
-    groups = -(-k // 32)
-    scales = packed.ctypes.data + padded(n) * groups * 32
+    groups = -(-k // GROUP)
+    scales = packed.ctypes.data + padded(n) * groups * GROUP
     places = (rows.ctypes.data, rows.strides[0], packed.ctypes.data, scales, groups)
     run_panel(*places, out.ctypes.data, out.strides[0], len(x), padded(n) // 16, 0, int(onto is not None))
     return out[:, :n]
@@ -61,7 +62,7 @@ def test_right_for_every_tail_and_the_same_in_any_company(n: int, k: int) -> Non
     x = (rng.standard_normal((13, k)) * rng.uniform(0.01, 30, (13, 1))).astype(np.float32)
     weight = rng.standard_normal((n, k)).astype(ml_dtypes.bfloat16)
     whole = multiply(x, weight)
-    exact = rounded(x, 32, np.float32) @ rounded(weight.astype(np.float32), 192, np.float16).T
+    exact = rounded(x, GROUP, np.float32) @ rounded(weight.astype(np.float32), 192, np.float16).T
     np.testing.assert_allclose(whole, exact, rtol=1e-5, atol=1e-5 * np.abs(exact).max())
     for rows in range(1, 13):
         np.testing.assert_array_equal(multiply(x[:rows], weight), whole[:rows])

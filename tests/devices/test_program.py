@@ -45,12 +45,12 @@ def _nbytes(value) -> int:  # type: ignore[no-untyped-def]
     return value.rows * -(-value.width // 16) * 16 * (2 if value.compute else 4)
 
 
-@given(n=st.integers(1, 5000), threads=st.integers(1, 9))
-def test_panels_cover_all_columns_in_whole_vectors(n: int, threads: int) -> None:
-    widths = panel_widths(n, threads)
+@given(n=st.integers(1, 5000), threads=st.integers(1, 9), unit=st.sampled_from([16, 48]))
+def test_panels_cover_all_columns_in_whole_units(n: int, threads: int, unit: int) -> None:
+    widths = panel_widths(n, threads, unit)
     assert sum(widths) == n
-    assert all(width % 16 == 0 for width in widths[:-1])
-    assert min(widths) > 0 and max(widths) <= PANEL
+    assert all(width == widths[0] and width % unit == 0 for width in widths[:-1])
+    assert min(widths) > 0 and max(widths) < PANEL + unit
 
 
 @given(messages=st.lists(st.binary(max_size=60)), cuts=st.lists(st.integers(1, 40)))

@@ -11,7 +11,7 @@ from engine.kv.groups import kv_groups
 from loader.decoder import DecoderConfig
 
 PANEL = 512
-"""Most columns per packed panel: wider than 768 it falls to 150 GFLOP/s at 512 rows."""
+"""Most columns per packed panel: wider than 768, NumKong falls to 150 GFLOP/s at 512 rows."""
 
 HEAD_ROWS = 32
 """Rows per product with the vocabulary: bounds the logits, reaches two thirds of the speed of 512 rows."""
@@ -81,10 +81,10 @@ def kv_layout(decoder: DecoderConfig, itemsize: int, num_blocks: int, block_size
     return KVLayout(num_blocks, block_size, decoder.num_key_value_heads, decoder.head_dim, itemsize, slots)
 
 
-def panel_widths(n: int, threads: int) -> list[int]:
-    """Split n columns into equally many panels per thread, whole vectors but for the last."""
+def panel_widths(n: int, threads: int, unit: int) -> list[int]:
+    """Split n columns into about equally many panels per thread, each but the last a multiple of `unit`."""
     panels = threads * math.ceil(n / (threads * PANEL))
-    width = padded(math.ceil(n / panels))
+    width = -(-math.ceil(n / panels) // unit) * unit
     return [min(width, n - first) for first in range(0, n, width)]
 
 

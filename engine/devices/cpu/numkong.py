@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.devices.cpu.kernels.constants import LANES
 from engine.errors import ConfigError
 
 _ALL_CAPABILITIES = (1 << 64) - 1
@@ -33,6 +34,7 @@ class PackedProduct:
     dots_address: int
     _size: Any
     _pack: Any
+    unit: int = LANES
 
     def packed_nbytes(self, n: int, k: int) -> int:
         return int(self._size(n, k))

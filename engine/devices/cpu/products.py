@@ -2,7 +2,7 @@
 
     float32     NumKong, sums in float64
     bfloat16    our own kernel where the processor has AVX512-BF16, else NumKong
-    int8        our own kernel, on AVX512-VNNI: activations in groups of 32, weights of 192
+    int8        our own kernel, on AVX512-VNNI: activations in groups of 64, weights of 192
 
 Read next: `engine/devices/cpu/kernels/matmul.py`, `engine/devices/cpu/numkong.py`.
 """
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.devices.cpu import numkong
-from engine.devices.cpu.kernels.constants import GROUP, LANES, SPAN
+from engine.devices.cpu.kernels.constants import GROUP, LANES, PART_BLOCKS, SPAN
 from engine.devices.cpu.layout import padded
 from engine.errors import ConfigError
 
@@ -26,11 +26,15 @@ class Product(Protocol):
 
     Attributes:
         dtype: of `a` and `w`.
-        dots_address: NumKong's function, 0 for our own kernel.
+        unit: panels are multiples of so many columns.
+        dots_address: NumKong's function, which multiplies whole panels, or 0 for our own kernel, which may do units.
     """
 
     @property
     def dtype(self) -> np.dtype[Any]: ...
+
+    @property
+    def unit(self) -> int: ...
 
     @property
     def dots_address(self) -> int: ...
@@ -47,6 +51,7 @@ class BfloatPairs:
     """Weights as [n / 16, k / 2, 16, 2] bfloat16, zero where n or k is padded."""
 
     dtype: np.dtype[Any]
+    unit: int = PART_BLOCKS * LANES
     dots_address: int = 0
 
     def packed_nbytes(self, n: int, k: int) -> int:
@@ -63,9 +68,10 @@ class BfloatPairs:
 
 @dataclass(frozen=True, slots=True)
 class Int8Groups:
-    """Weights as [n / 16, k / 32, 8, 16, 4] uint8, then their scales [n / 16, k / 192, 16] float16."""
+    """Weights as [n / 16, k / 64, 16, 16, 4] uint8, then their scales [n / 16, k / 192, 16] float16."""
 
     dtype: np.dtype[Any]
+    unit: int = PART_BLOCKS * LANES
     dots_address: int = 0
 
     def packed_nbytes(self, n: int, k: int) -> int:

@@ -49,8 +49,8 @@ class Addresses(Protocol):
     def vector(self, names: Sequence[str]) -> int:
         """Float32 values side by side, zero up to the next 16; 0 for no names."""
 
-    def panels(self, names: Sequence[str]) -> tuple[int, int]:
-        """Panel table of a packed weight and its length."""
+    def panels(self, names: Sequence[str]) -> tuple[int, int, int]:
+        """Panel table of a packed weight, its length, and the parts of a panel."""
 
     def pages(self, layer: int) -> list[int]:
         """A layer's keys, values, key scales and value scales."""

@@ -19,8 +19,8 @@ from engine.devices.cpu.products import Product
 from loader.weights import WeightSource
 
 _ARENA_NBYTES = 64 << 20
-"""Memory is taken in runs of this size: NumPy asks for huge pages only for arrays of 4 MiB or more, and a layer's weights are
-smaller. What is not written takes no memory."""
+"""Memory is taken in runs of this size: NumPy asks for huge pages for arrays of 4 MiB and more, and a layer's weights
+are smaller. What is not written takes no memory."""
 
 EMBEDDING_CODES = {np.dtype(np.float32): 0, np.dtype(ml_dtypes.bfloat16): 1, np.dtype(np.float16): 2}
 
@@ -63,12 +63,12 @@ class Weights:
         self.advance(sum(part.nbytes for part in parts))
         return int(values.ctypes.data)
 
-    def panels(self, names: Sequence[str]) -> tuple[int, int]:
-        """Pack the tensors' rows as one weight; address and length of its panel table."""
-        parts = [self.source.tensor(name) for name in names]
-        rows = [part.astype(self.product.dtype, copy=False) for part in parts]
+    def panels(self, names: Sequence[str]) -> tuple[int, int, int]:
+        """Pack the tensors' rows as one weight; address and length of its panel table, parts of a panel."""
+        tensors = [self.source.tensor(name) for name in names]
+        rows = [tensor.astype(self.product.dtype, copy=False) for tensor in tensors]
         weight = np.ascontiguousarray(rows[0] if len(rows) == 1 else np.concatenate(rows))
-        widths = panel_widths(len(weight), self.threads)
+        widths = panel_widths(len(weight), self.threads, self.product.unit)
         sizes = [_aligned(self.product.packed_nbytes(width, weight.shape[1])) for width in widths]
         memory = self._keep(sum(sizes))
         table = np.zeros((len(widths), 3), np.int64)
@@ -77,10 +77,11 @@ class Weights:
         table[:, 2] = widths
         self._kept.append(table)
         list(self.pool.map(lambda p: self.product.pack(weight[p[1] : p[1] + p[2]], int(p[0])), table))
-        for part in parts:
-            release_pages(part)
-            self.advance(part.nbytes)
-        return int(table.ctypes.data), len(table)
+        for tensor in tensors:
+            release_pages(tensor)
+            self.advance(tensor.nbytes)
+        parts = 1 if self.product.dots_address else -(-widths[0] // self.product.unit)
+        return int(table.ctypes.data), len(table), parts
 
     def _keep(self, nbytes: int) -> NDArray[np.uint8]:
         if nbytes > len(self._arena):
@@ -93,7 +94,7 @@ class Weights:
 
 def packed_nbytes(product: Product, n: int, k: int, threads: int) -> int:
     """Memory that `Weights.panels` takes for an [n, k] weight."""
-    return sum(_aligned(product.packed_nbytes(width, k)) for width in panel_widths(n, threads))
+    return sum(_aligned(product.packed_nbytes(width, k)) for width in panel_widths(n, threads, product.unit))
 
 
 def release_pages(tensor: NDArray[Any]) -> None:

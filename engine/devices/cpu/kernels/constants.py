@@ -6,11 +6,15 @@ LANES = 16
 ROW_TILE = 512
 """Most rows per matrix product: NumKong reaches 190 GFLOP/s per thread at 512 rows, 138 at 64 (EPYC, bf16)."""
 
-GROUP = 32
+GROUP = 64
 """Inputs of an activation that share a scale where weights are int8."""
 
-SPAN = 6
+SPAN = 3
 """Groups of a weight that share a scale: hidden and intermediate sizes are often multiples of 192."""
+
+PART_BLOCKS = 3
+"""Blocks of 16 columns that a part of a product has, as many as our own kernels take at a time: small parts let threads
+of unequal speed share evenly."""
 
 COLUMNS = 21
 """Width of a program's table."""

@@ -32,7 +32,7 @@ from engine.devices.cpu.kernels.ops import (
 )
 from engine.devices.cpu.kernels.rope import rope_and_cache
 
-_MOST_PARTS = 4096
+_MOST_UNITS = 4096
 _MOST_ROW_PARTS = 8
 """Of an op that is cheap per row: more would only cost atomics."""
 
@@ -41,31 +41,31 @@ _MOST_ROW_PARTS = 8
 def parts_of(op, rows, items):
     """Into how many parts an op's work is cut; it must not depend on the number of threads."""
     if op[0] == LINEAR or op[0] == LINEAR_INT8:
-        return min(op[6], _MOST_PARTS)
+        return op[6] * op[7]
     if op[0] == ATTENTION:
-        return min(items * op[8], _MOST_PARTS)
+        return min(items * op[8], _MOST_UNITS)
     return min(rows, _MOST_ROW_PARTS)
 
 
 @inner
-def do_part(op, rows, items, part, parts, thread):
-    """Do one part; `thread` says whose scratch memory to use."""
-    code = op[0]
+def do_parts(op, rows, items, begin, end, parts, thread):
+    """Do parts [begin, end); `thread` says whose scratch memory to use."""
+    code, first, last = op[0], rows * begin // parts, rows * end // parts
     if code == LINEAR:
-        linear(op, rows, part, parts, thread)
+        linear(op, rows, begin, end, thread)
     elif code == LINEAR_INT8:
-        linear_int8(op, rows, part, parts)
+        linear_int8(op, rows, begin, end)
     elif code == QUANTIZE:
-        quantize(op, rows, part, parts)
+        quantize(op, first, last)
     elif code == RMS_NORM:
-        rms_norm(op, rows, part, parts)
+        rms_norm(op, first, last)
     elif code == ATTENTION:
-        attention(op, items, part, parts, thread)
+        attention(op, items, begin, end, parts, thread)
     elif code == ROPE_AND_CACHE:
-        rope_and_cache(op, rows, part, parts)
+        rope_and_cache(op, first, last)
     elif code == SILU_AND_MUL:
-        silu_and_mul(op, rows, part, parts)
+        silu_and_mul(op, first, last)
     elif code == EMBEDDING:
-        embedding(op, rows, part, parts)
+        embedding(op, first, last)
     elif code == SELECT_ROWS:
-        select_rows(op, rows, part, parts)
+        select_rows(op, first, last)

@@ -30,16 +30,6 @@ def call_dots(typingctx, function, a, packed, c, m, n, k, a_stride, c_stride):
 
 
 @intrinsic
-def atomic_add(typingctx, pointer, index, value):
-    """Sequentially consistent fetch-and-add on pointer[index]; the value before."""
-
-    def codegen(context, builder, signature, args):
-        return builder.atomic_rmw("add", builder.gep(args[0], [args[1]]), args[2], "seq_cst")
-
-    return types.int64(pointer, types.int64, types.int64), codegen
-
-
-@intrinsic
 def atomic_load(typingctx, pointer, index):
     """Acquiring load of pointer[index]."""
 

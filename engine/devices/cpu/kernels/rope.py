@@ -9,7 +9,7 @@ import numpy as np
 
 from engine.devices.cpu.kernels.constants import LANES
 from engine.devices.cpu.kernels.jit import inner
-from engine.devices.cpu.kernels.ops import pad, share
+from engine.devices.cpu.kernels.ops import pad
 from engine.devices.cpu.kernels.simd import (
     f32_pointer,
     f64_from_bits,
@@ -27,7 +27,7 @@ SMALLEST_NORMAL = np.float32(2.0**-126)
 
 
 @inner
-def rope_and_cache(op, rows, part, parts):
+def rope_and_cache(op, begin, end):
     """op: qkv, queries, keys pages, values pages, cosines and sines, block table, token rows, token positions,
     heads, kv heads, head_dim, block_size, blocks per row, pages (0 float32, 1 bfloat16, 2 and 3 the same rounded to
     int8), attention scale (float64 bits), scales of keys and of values, bytes from a block to
@@ -35,7 +35,6 @@ def rope_and_cache(op, rows, part, parts):
     qkv, table, token_rows, positions = f32_pointer(op[1]), i32_pointer(op[6]), i32_pointer(op[7]), i32_pointer(op[8])
     heads, kv_heads, size, block_size = op[9], op[10], op[11], op[12]
     scale, stride = np.float32(f64_from_bits(op[15])), pad((heads + 2 * kv_heads) * size)
-    begin, end = share(rows, part, parts)
     for token in range(begin, end):
         position = np.int64(positions[token])
         block = np.int64(table[token_rows[token] * op[13] + position // block_size])

@@ -23,9 +23,9 @@ import numpy as np
 from numba import types
 
 from engine.devices.cpu.kernels.constants import COLUMNS
-from engine.devices.cpu.kernels.interpreter import do_part, parts_of
+from engine.devices.cpu.kernels.interpreter import do_parts, parts_of
 from engine.devices.cpu.kernels.jit import inner, kernel
-from engine.devices.cpu.kernels.native import atomic_add, atomic_load, atomic_store, compare_and_swap, usleep
+from engine.devices.cpu.kernels.native import atomic_load, atomic_store, compare_and_swap, usleep
 from engine.devices.cpu.kernels.simd import i64_pointer
 
 LINE = 48
@@ -108,15 +108,22 @@ else:
 
 
 @inner
-def _take(board, at, tag, parts):
-    """The next part of the op whose word is at `at`; `parts` if there is none, or the run is over."""
+def _take(board, at, tag, parts, threads, done):
+    """Report `done` parts of the op whose word is at `at`, and take its next, [begin, end).
+
+    None if all are taken, or the run is over. Guided self-scheduling (Polychronopoulos and Kuck, 1987): half of a fair
+    share of what is left, so that neighbours in memory mostly go to one thread, and who is slow has little in hand
+    at the end.
+    """
     word = atomic_load(board, at)
-    while word >> 32 == tag and word & _FIELD < parts:
-        seen = compare_and_swap(board, at, word, word + 1)
+    while word >> 32 == tag and (done > 0 or word & _FIELD < parts):
+        begin = word & _FIELD
+        count = (parts - begin + 2 * threads - 1) // (2 * threads)
+        seen = compare_and_swap(board, at, word, word + _DONE * done + count)
         if seen == word:
-            return word & _FIELD
+            return begin, begin + count
         word = seen
-    return parts
+    return parts, parts
 
 
 @inner
@@ -142,10 +149,10 @@ def _run(board, board_address, run, table_address, ops, rows, items, thread, thr
     for i in range(ops):
         op, at = i64_pointer(table_address + 8 * COLUMNS * i), LINE * (1 + threads) + i
         parts = parts_of(op, rows, items)
-        part = _take(board, at, tag, parts)
-        while part < parts:
-            do_part(op, rows, items, part, parts, thread)
-            part = atomic_add(board, at, _DONE + 1) & _FIELD
+        begin, end = _take(board, at, tag, parts, threads, 0)
+        while begin < end:
+            do_parts(op, rows, items, begin, end, parts, thread)
+            begin, end = _take(board, at, tag, parts, threads, end - begin)
         _note_processor(board, thread)
         if not _wait(board, board_address, at, tag, parts, thread, threads):
             return
