@@ -1,11 +1,15 @@
 """What a checkpoint's tokenizer and end ids mean for prompts and ends. The tokenizers are real, the device is not."""
 
 import asyncio
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from engine.engine import LONG_TEXT
 from engine.errors import InvalidRequest
+from engine.text.tokenizer import TextTokenizer
 from tests.engine.fake_device import expected
 from tests.engine.server import collect, tokens_of
 from tests.engine.test_engine import LLAMA, params, serving
@@ -72,3 +76,30 @@ async def test_every_end_id_of_the_checkpoint_ends_an_output(
         assert [t for d in deltas for t in d.token_ids] == ids[: ids.index(end) + 1]
         assert (deltas[-1].finish_reason, deltas[-1].stop_reason) == ("stop", None)
         assert await tokens_of(engine.generate([5, 6], params(max_tokens=30))) == ids
+
+
+@pytest.mark.parametrize("kind", ["text", "chat", "ids"])
+async def test_what_is_long_is_tokenized_and_made_text_off_the_loop(
+    monkeypatch: pytest.MonkeyPatch, smollm2: Path, kind: str
+) -> None:
+    threads: list[int] = []
+    name = "decode" if kind == "ids" else "encode"
+    original = getattr(TextTokenizer, name)
+
+    def noted(self: TextTokenizer, *args: Any, **options: Any) -> Any:
+        threads.append(threading.get_ident())
+        return original(self, *args, **options)
+
+    monkeypatch.setattr(TextTokenizer, name, noted)
+    async with serving(monkeypatch, model=str(smollm2), max_model_len=256, kv_cache_memory_bytes=12 << 20) as (e, _):
+        threads.clear()
+        for text in ("a", "a" * (LONG_TEXT + 1)):
+            match kind:
+                case "text":
+                    assert await e.tokenize(text)
+                case "chat":
+                    assert await e.render_chat([{"role": "user", "content": text}])
+                case "ids":
+                    assert await e.detokenize([500] * len(text))
+    here, elsewhere = threads
+    assert here == threading.get_ident() != elsewhere
