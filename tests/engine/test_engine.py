@@ -194,6 +194,7 @@ async def test_the_info_says_what_is_served(monkeypatch: pytest.MonkeyPatch) -> 
         info = engine.info
         assert (info.served_model_name, info.architecture) == ("llama", "LlamaForCausalLM")
         assert (info.num_blocks, info.block_size, info.max_model_len, info.vocab_size) == (7, 16, 64, 512)
+        assert (info.device, info.dtype) == ("fake: hash of the context", "int32")
 
 
 @pytest.mark.parametrize(
