@@ -21,11 +21,14 @@ def test_one_row_serves_a_queue_with_aborts_and_a_preemption_in_order() -> None:
     sequences = [rig.add([i] * 5, 3) for i in range(10)]
     for s in sequences[2:5]:
         rig.scheduler.finish(s)
-    rig.iterate()
+    for _ in range(2):
+        rig.iterate()
     urgent = rig.add([9] * 3, 2, priority=-1)
     rig.run()
     assert rig.scheduler.num_preemptions == 1
     assert rig.finished == [urgent, *sequences[:2], *sequences[5:]]
+    assert rig.scheduler.kv.match(sequences[0].token_ids, "")[0], "what the preempted one finds is its own"
+    assert {s.num_cached_tokens for s in rig.finished} == {0}
     rig.check_outputs()
 
 
