@@ -66,6 +66,32 @@ def test_priority_goes_first_and_may_preempt() -> None:
     rig.check_outputs()
 
 
+def test_a_preempted_row_is_not_admitted_again_before_its_token_in_flight_is_seen() -> None:
+    """There is a free row for it: the two choices that it made way for need two at once."""
+    rig = Rig(max_num_seqs=3)
+    low = [rig.add([i] * 3, 10, priority=5) for i in range(2)]
+    for _ in range(3):
+        rig.iterate()
+    rig.add([9] * 3, 4, priority=-1, n=2)
+    rig.iterate()
+    assert rig.scheduler.num_preemptions == 1
+    assert [s.status for s in low] == [Status.RUNNING, Status.WAITING]
+    rig.run()
+    assert len(rig.finished) == 4
+    rig.check_outputs()
+
+
+def test_a_token_in_flight_when_its_row_is_preempted_is_kept_and_is_no_progress() -> None:
+    rig = Rig(max_num_seqs=1)
+    low = rig.add([1] * 3, 4, priority=1)
+    rig.iterate()
+    rig.add([2] * 3, 2)
+    rig.iterate()
+    assert (low.status, low.num_output, low.protected) == (Status.WAITING, 1, True)
+    rig.run()
+    rig.check_outputs()
+
+
 def test_equal_priorities_do_not_preempt_for_admission() -> None:
     rig = Rig(max_num_seqs=2)
     for i in range(6):
