@@ -160,6 +160,25 @@ async def test_a_dead_device_fails_everyone_and_the_loop() -> None:
         assert isinstance(server.task.exception(), DeviceFault)
 
 
+async def test_a_mistake_in_the_loop_fails_everyone_and_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(max_num_seqs=1) as server:
+        running, waiting = server.generate([1], 9), server.generate([2], 9)
+        assert (await running.read()) is not None
+
+        def schedule() -> None:
+            raise KeyError("row 7")
+
+        monkeypatch.setattr(server.scheduler, "schedule", schedule)
+        for stream in (running, waiting):
+            with pytest.raises(DeviceFault, match="the engine loop failed: KeyError"):
+                await tokens_of(stream)
+        await asyncio.wait([server.task])
+        assert server.loop.state == "failed"
+        assert isinstance(server.task.exception(), KeyError)
+        with pytest.raises(EngineStopped, match="the engine is failed"):
+            server.generate([3], 9)
+
+
 async def test_stopping_ends_live_streams_with_a_reason() -> None:
     """Even while the device hangs: the step in flight never resolves."""
     async with serving(free_running=False) as server:
