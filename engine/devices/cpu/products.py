@@ -2,7 +2,7 @@
 
     float32     NumKong, sums in float64
     bfloat16    our own kernel where the processor has AVX512-BF16, else NumKong
-    int8        our own kernel, on AVX512-VNNI: activations in groups of 64, weights of 192
+    int8        our own kernel, on AVX512-VNNI: activations in groups of 48, weights of 192
 
 Read next: `engine/devices/cpu/kernels/matmul.py`, `engine/devices/cpu/numkong.py`.
 """
@@ -68,7 +68,7 @@ class BfloatPairs:
 
 @dataclass(frozen=True, slots=True)
 class Int8Groups:
-    """Weights as [n / 16, k / 64, 16, 16, 4] uint8, then their scales [n / 16, k / 192, 16] float16."""
+    """Weights as [n / 16, k / 48, 12, 16, 4] uint8, then their scales [n / 16, k / 192, 16] float16."""
 
     dtype: np.dtype[Any]
     unit: int = PART_BLOCKS * LANES

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.devices.cpu.kernels import constants as opcodes
-from engine.devices.cpu.kernels.constants import COLUMNS, LANES, ROW_TILE
+from engine.devices.cpu.kernels.constants import COLUMNS, GROUP, LANES, ROW_TILE, STRIP_ROWS
 from engine.devices.cpu.layout import ALIGNMENT, HEAD_ROWS, PANEL, UNIT_ROWS, KVLayout, int8_row_nbytes, padded
 from engine.kv.groups import kv_groups
 from loader.decoder import DecoderConfig
@@ -49,8 +49,8 @@ class Addresses(Protocol):
     def vector(self, names: Sequence[str]) -> int:
         """Float32 values side by side, zero up to the next 16; 0 for no names."""
 
-    def panels(self, names: Sequence[str]) -> tuple[int, int, int]:
-        """Panel table of a packed weight, its length, and the parts of a panel."""
+    def panels(self, names: Sequence[str], alternating: bool = False) -> tuple[int, int, int]:
+        """Panel table of a packed weight, its length, and the parts of a panel; see `Weights.panels`."""
 
     def pages(self, layer: int) -> list[int]:
         """A layer's keys, values, key scales and value scales."""
@@ -87,6 +87,7 @@ class Recorder:
     blocks_per_row: int
     ops: list[Op] = field(default_factory=list)
     _values: list[Value] = field(default_factory=list)
+    _fusible: tuple[Value, Value, Sequence[str]] | None = None
     _rows: int = 0
 
     def __post_init__(self) -> None:
@@ -117,6 +118,7 @@ class Recorder:
 
     def linear(self, x: Value, weights: Sequence[str], biases: Sequence[str] = ()) -> Value:
         out = self._value(sum(self._outputs(name) for name in weights))
+        self._fusible = (out, x, weights) if self.weights_int8 and not biases else None
         return self._multiply(x, out, weights, biases, adds=False)
 
     def add_linear(self, residual: Value, x: Value, weight: str, biases: Sequence[str] = ()) -> Value:
@@ -124,6 +126,8 @@ class Recorder:
 
     def silu_and_mul(self, gate_up: Value) -> Value:
         out = self._value(gate_up.width // 2, compute=True)
+        if self._fusible is not None and self._fusible[0] is gate_up:
+            return self._gate_up(out, *self._fusible[1:])
         self._emit(
             opcodes.SILU_AND_MUL,
             (gate_up,),
@@ -161,6 +165,17 @@ class Recorder:
 
         self._emit(opcodes.ATTENTION, (queries,), out, columns)
         return self._quantize(out) if self.weights_int8 else out
+
+    def _gate_up(self, out: Value, x: Value, weights: Sequence[str]) -> Value:
+        """Replaces the product of gates and ups, which is the last op, by one that goes on to multiply them."""
+
+        def columns(at: Addresses, buf: Callable[[Value], int]) -> list[int]:
+            strides = [_int8_stride(x), _int8_stride(out), at.scratch, at.scratch_stride]
+            return [buf(x), buf(out), x.width, out.width, *at.panels(weights, alternating=True), *strides]
+
+        self.ops.pop()
+        self._emit(opcodes.GATE_UP_INT8, (x,), out, columns)
+        return out
 
     @property
     def _strides(self) -> tuple[int, int]:
@@ -261,13 +276,14 @@ class Recorder:
         return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
     def scratch_nbytes(self) -> int:
-        """Per thread: a panel's product, or a unit's queries, outputs, softmax state and a tile's keys and values."""
+        """Per thread: a panel's product, or a unit's queries, outputs, softmax state and a tile's keys and values, or a
+        strip of gates and ups."""
         product = min(max(self.max_tokens, HEAD_ROWS), ROW_TILE) * PANEL * (4 if self.bfloat16 else 8)
         group = self.decoder.num_attention_heads // self.decoder.num_key_value_heads
         rows = max(UNIT_ROWS, group) + 4
         width = padded(self.decoder.head_dim)
         attention = 4 * (2 * rows * width + 2 * rows * LANES + 8 * LANES + 8 * LANES * width + 1024)
-        return -(-max(product, attention) // ALIGNMENT) * ALIGNMENT
+        return -(-max(product, attention, STRIP_ROWS * 2 * GROUP * 4) // ALIGNMENT) * ALIGNMENT
 
 
 def link(recorder: Recorder, offsets: Sequence[int], workspace: int, at: Addresses) -> NDArray[np.int64]:

@@ -63,12 +63,19 @@ class Weights:
         self.advance(sum(part.nbytes for part in parts))
         return int(values.ctypes.data)
 
-    def panels(self, names: Sequence[str]) -> tuple[int, int, int]:
-        """Pack the tensors' rows as one weight; address and length of its panel table, parts of a panel."""
+    def panels(self, names: Sequence[str], alternating: bool = False) -> tuple[int, int, int]:
+        """Pack the tensors' rows as one weight; address and length of its panel table, parts of a panel.
+
+        With `alternating`, a part has a unit of each tensor's rows, zeros where a tensor has no more.
+        """
         tensors = [self.source.tensor(name) for name in names]
         rows = [tensor.astype(self.product.dtype, copy=False) for tensor in tensors]
+        unit = self.product.unit
+        if alternating:
+            whole = [np.pad(r, ((0, -len(r) % unit), (0, 0))).reshape(-1, unit, r.shape[1]) for r in rows]
+            rows, unit = [np.stack(whole, 1).reshape(-1, rows[0].shape[1])], unit * len(rows)
         weight = np.ascontiguousarray(rows[0] if len(rows) == 1 else np.concatenate(rows))
-        widths = panel_widths(len(weight), self.threads, self.product.unit)
+        widths = panel_widths(len(weight), self.threads, unit)
         sizes = [_aligned(self.product.packed_nbytes(width, weight.shape[1])) for width in widths]
         memory = self._keep(sum(sizes))
         table = np.zeros((len(widths), 3), np.int64)
@@ -80,7 +87,7 @@ class Weights:
         for tensor in tensors:
             release_pages(tensor)
             self.advance(tensor.nbytes)
-        parts = 1 if self.product.dots_address else -(-widths[0] // self.product.unit)
+        parts = 1 if self.product.dots_address else -(-widths[0] // unit)
         return int(table.ctypes.data), len(table), parts
 
     def _keep(self, nbytes: int) -> NDArray[np.uint8]:

@@ -6,15 +6,18 @@ LANES = 16
 ROW_TILE = 512
 """Most rows per matrix product: NumKong reaches 190 GFLOP/s per thread at 512 rows, 138 at 64 (EPYC, bf16)."""
 
-GROUP = 64
+GROUP = 48
 """Inputs of an activation that share a scale where weights are int8."""
 
-SPAN = 3
+SPAN = 4
 """Groups of a weight that share a scale: hidden and intermediate sizes are often multiples of 192."""
 
 PART_BLOCKS = 3
 """Blocks of 16 columns that a part of a product has, as many as our own kernels take at a time: small parts let threads
-of unequal speed share evenly."""
+of unequal speed share evenly. They are a group of the next product's inputs."""
+
+STRIP_ROWS = 64
+"""Rows whose gates and ups a thread keeps before it multiplies them, 24 KiB."""
 
 COLUMNS = 21
 """Width of a program's table."""
@@ -29,3 +32,4 @@ ROPE_AND_CACHE = 5
 ATTENTION = 6
 QUANTIZE = 7
 LINEAR_INT8 = 8
+GATE_UP_INT8 = 9

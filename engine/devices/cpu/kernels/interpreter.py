@@ -12,6 +12,7 @@ from engine.devices.cpu.kernels.attention import attention
 from engine.devices.cpu.kernels.constants import (
     ATTENTION,
     EMBEDDING,
+    GATE_UP_INT8,
     LINEAR,
     LINEAR_INT8,
     QUANTIZE,
@@ -23,6 +24,7 @@ from engine.devices.cpu.kernels.constants import (
 from engine.devices.cpu.kernels.jit import inner
 from engine.devices.cpu.kernels.ops import (
     embedding,
+    gate_up_int8,
     linear,
     linear_int8,
     quantize,
@@ -40,7 +42,7 @@ _MOST_ROW_PARTS = 8
 @inner
 def parts_of(op, rows, items):
     """Into how many parts an op's work is cut; it must not depend on the number of threads."""
-    if op[0] == LINEAR or op[0] == LINEAR_INT8:
+    if op[0] == LINEAR or op[0] == LINEAR_INT8 or op[0] == GATE_UP_INT8:
         return op[6] * op[7]
     if op[0] == ATTENTION:
         return min(items * op[8], _MOST_UNITS)
@@ -55,6 +57,8 @@ def do_parts(op, rows, items, begin, end, parts, thread):
         linear(op, rows, begin, end, thread)
     elif code == LINEAR_INT8:
         linear_int8(op, rows, begin, end)
+    elif code == GATE_UP_INT8:
+        gate_up_int8(op, rows, begin, end, thread)
     elif code == QUANTIZE:
         quantize(op, first, last)
     elif code == RMS_NORM:

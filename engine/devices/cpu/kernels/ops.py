@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 
-from engine.devices.cpu.kernels.constants import GROUP, LANES, PART_BLOCKS, ROW_TILE, SPAN
+from engine.devices.cpu.kernels.constants import GROUP, LANES, PART_BLOCKS, ROW_TILE, SPAN, STRIP_ROWS
 from engine.devices.cpu.kernels.jit import inner
 from engine.devices.cpu.kernels.matmul import bfloat16_panel
 from engine.devices.cpu.kernels.matmul_int8 import int8_panel, quantize_group, quantize_row
@@ -90,8 +90,7 @@ def rms_norm(op, begin, end):
                 a = _normed(x, weight, first, i, stride, scale)
                 b = _normed(x, weight, first, i + LANES, stride, scale)
                 c = _normed(x, weight, first, i + 2 * LANES, stride, scale)
-                d = _normed(x, weight, first, i + 3 * LANES, stride, scale)
-                quantize_group(a, b, c, d, op[4], i // GROUP, target)
+                quantize_group(a, b, c, op[4], i // GROUP, target)
         elif op[6] == 1:
             out = u16_pointer(op[3])
             for i in range(0, stride, LANES):
@@ -150,14 +149,14 @@ def linear(op, rows, begin, end, thread):
 
 
 @inner
-def _run_of(op, begin, end):
+def _run_of(op, begin, end, part_blocks):
     """What of parts [begin, end) lies in one panel: its address, columns, first and number of 16-column blocks to do,
     first column, the part that follows."""
     panels, panel, part = i64_pointer(op[5]), begin // op[7], begin % op[7]
     packed, column, columns = panels[3 * panel], panels[3 * panel + 1], panels[3 * panel + 2]
     following = min(end, (panel + 1) * op[7])
-    block = part * PART_BLOCKS
-    blocks = min((following - begin) * PART_BLOCKS, pad(columns) // LANES - block)
+    block = part * part_blocks
+    blocks = min((following - begin) * part_blocks, pad(columns) // LANES - block)
     return packed, columns, block, blocks, column + block * LANES, following
 
 
@@ -165,7 +164,7 @@ def _run_of(op, begin, end):
 def _linear_bfloat16(op, rows, begin, end):
     pairs, out_stride = (op[3] + 1) // 2, pad(op[4]) * 4
     while begin < end:
-        packed, _, block, blocks, column, begin = _run_of(op, begin, end)
+        packed, _, block, blocks, column, begin = _run_of(op, begin, end, PART_BLOCKS)
         bias, out = op[8] + column * 4 if op[8] != 0 else 0, op[2] + column * 4
         weight = packed + block * pairs * 64
         bfloat16_panel(op[1], pad(op[3]) * 2, weight, pairs * 64, out, out_stride, rows, blocks, pairs, bias, op[9])
@@ -188,7 +187,7 @@ def linear_int8(op, rows, begin, end):
     groups, out_stride = (op[3] + GROUP - 1) // GROUP, pad(op[4]) * 4
     spans = (groups + SPAN - 1) // SPAN
     while begin < end:
-        packed, columns, block, blocks, column, begin = _run_of(op, begin, end)
+        packed, columns, block, blocks, column, begin = _run_of(op, begin, end, PART_BLOCKS)
         bias, out = op[8] + column * 4 if op[8] != 0 else 0, op[2] + column * 4
         weight = packed + block * groups * GROUP * LANES
         scales = packed + pad(columns) * groups * GROUP + block * spans * 2 * LANES
@@ -214,49 +213,73 @@ def _finish_panel(op, c, row, m, first, columns):
 
 
 @inner
+def gate_up_int8(op, rows, begin, end, thread):
+    """op: x as `quantize` makes it, out the same, k, width, panels, number of panels, parts of a panel, x's stride and
+    out's in bytes, scratch, its stride.
+
+    out = silu(x . gates) * (x . ups), rounded. A part is 48 gates and their ups, a group of out, kept near the thread
+    until they are multiplied: 512 rows of SmolLM2 have 6 MB of them in a layer.
+    """
+    groups, room, out_stride = (op[3] + GROUP - 1) // GROUP, op[10] + thread * op[11], 2 * GROUP * 4
+    spans = (groups + SPAN - 1) // SPAN
+    while begin < end:
+        packed, columns, block, blocks, column, begin = _run_of(op, begin, end, 2 * PART_BLOCKS)
+        for at in range(0, blocks, 2 * PART_BLOCKS):
+            weight = packed + (block + at) * groups * GROUP * LANES
+            scales = packed + columns * groups * GROUP + (block + at) * spans * 2 * LANES
+            group = column // (2 * GROUP) + at // (2 * PART_BLOCKS)
+            for row in range(0, rows, STRIP_ROWS):
+                strip, x = min(STRIP_ROWS, rows - row), op[1] + row * op[8]
+                int8_panel(x, op[8], weight, scales, groups, room, out_stride, strip, 2 * PART_BLOCKS, 0, 0)
+                for i in range(strip):
+                    _round_gated(f32_pointer(room + i * out_stride), op[4], group, op[2] + (row + i) * op[9])
+
+
+@inner
+def _round_gated(x, width, group, target):
+    """48 gates and their ups to group `group` of an int8 row; both are zero beyond the width."""
+    a, b, c = _gated(x, 0, GROUP), _gated(x, LANES, GROUP), _gated(x, 2 * LANES, GROUP)
+    quantize_group(a, b, c, width, group, target)
+
+
+@inner
+def _gated(x, gate, distance):
+    """silu(gate) * up to 4e-6, for results that are rounded."""
+    g = load(x, gate)
+    return g / (splat(np.float32(1.0)) + exp2(g * splat(_MINUS_LOG2_E))) * load(x, gate + distance)
+
+
+@inner
 def silu_and_mul(op, begin, end):
     """op: gate_up, out, width, out's code as in `rms_norm`, its stride. gate_up rows hold `width` gates, then ups."""
     x, width, stride = f32_pointer(op[1]), op[3], pad(2 * op[3])
     for row in range(begin, end):
-        for i in range(0, width, GROUP):
-            gates = row * stride + i
-            if op[4] == 0:
-                _silu_float32(x, gates, gates + width, f32_pointer(op[2]), row * pad(width), i, width)
-                continue
-            a, b = _silu(x, gates, i, width), _silu(x, gates + LANES, i + LANES, width)
-            c, d = _silu(x, gates + 2 * LANES, i + 2 * LANES, width), _silu(x, gates + 3 * LANES, i + 3 * LANES, width)
-            if op[4] == 2:
-                quantize_group(a, b, c, d, width, i // GROUP, op[2] + row * op[5])
-            else:
-                _store_within(u16_pointer(op[2]), row * pad(width), i, pad(width), a, b, c, d)
+        gates = row * stride
+        if op[4] == 2:
+            for i in range(0, width, GROUP):
+                a, b = _silu(x, gates, i, width), _silu(x, gates, i + LANES, width)
+                c = _silu(x, gates, i + 2 * LANES, width)
+                quantize_group(a, b, c, width, i // GROUP, op[2] + row * op[5])
+        elif op[4] == 1:
+            for i in range(0, width, LANES):
+                store_narrow(u16_pointer(op[2]), row * pad(width) + i, _silu(x, gates, i, width))
+        else:
+            _silu_float32(x, gates, f32_pointer(op[2]), row * pad(width), width)
 
 
 @inner
-def _silu(x, gate, i, width):
-    """silu(gate) * up to 4e-6, for results that are rounded: input i of `width`, whose gates begin at `gate`."""
+def _silu(x, gates, i, width):
+    """Vector i of silu(gate) * up of a row whose gates begin at `gates`; zero beyond the width."""
     if i >= width:
         return splat(np.float32(0.0))
-    g = load(x, gate)
-    value = g / (splat(np.float32(1.0)) + exp2(g * splat(_MINUS_LOG2_E))) * load(x, gate + width)
+    value = _gated(x, gates + i, width)
     return value if i + LANES <= width else keep_lanes(value, 0, width - i, splat(np.float32(0.0)))
 
 
 @inner
-def _store_within(out, first, i, stride, a, b, c, d):
-    """Four vectors as bfloat16 to a row that begins at `first`, those at or beyond `stride` left out."""
-    store_narrow(out, first + i, a)
-    if i + LANES < stride:
-        store_narrow(out, first + i + LANES, b)
-    if i + 2 * LANES < stride:
-        store_narrow(out, first + i + 2 * LANES, c)
-    if i + 3 * LANES < stride:
-        store_narrow(out, first + i + 3 * LANES, d)
-
-
-@inner
-def _silu_float32(x, gates, ups, out, target, i, width):
+def _silu_float32(x, gates, out, target, width):
     one, zero = splat(np.float32(1.0)), splat(np.float32(0.0))
-    for at in range(0, min(GROUP, width - i), LANES):
-        gate = load(x, gates + at)
-        value = gate / (one + exp(zero - gate)) * load(x, ups + at)
-        store(out, target + i + at, keep_lanes(value, 0, width - i - at, zero))
+    for i in range(0, width, LANES):
+        gate = load(x, gates + i)
+        value = gate / (one + exp(zero - gate)) * load(x, gates + width + i)
+        store(out, target + i, keep_lanes(value, 0, width - i, zero))
