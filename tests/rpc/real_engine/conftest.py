@@ -57,8 +57,11 @@ async def real(serving: Serving, tmp_path_factory: pytest.TempPathFactory) -> As
 
 @pytest_asyncio.fixture(loop_scope="module", autouse=True)
 async def gives_everything_back(real: Real) -> AsyncIterator[None]:
+    """And before the end of LONG: what was left has been aborted."""
+    before = (await real.engine.stats()).generation_tokens
     yield
     await real.idle()
+    assert (await real.engine.stats()).generation_tokens - before < LONG.max_tokens
 
 
 def joined(deltas: list[pb.Delta]) -> dict[int, dict[str, object]]:
