@@ -66,6 +66,7 @@ def test_good_values_pass_and_are_normalised() -> None:
         ({"max_num_batched_tokens": 0}, "max_num_batched_tokens: 0 is out of range"),
         ({"max_num_batched_tokens": 8, "max_num_seqs": 9}, "8 is less than max_num_seqs 9"),
         ({"device": "tpu"}, "device: 'tpu' is not one of auto, cuda, cpu"),
+        ({"kv_cache_dtype": "fp8_e4m3"}, "kv_cache_dtype: 'fp8_e4m3' is not one of auto, int8"),
         ({"block_size": 0}, "block_size: 0 is out of range"),
         ({"blok_size": 1, "x": 2}, "unknown setting: blok_size, x"),
         ({"max_num_seqs": "x"}, "max_num_seqs: 'x' is not an integer"),

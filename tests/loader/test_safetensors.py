@@ -73,7 +73,7 @@ def test_l27_bfloat16_is_bit_exact(tmp_path: Path) -> None:
     assert view.dtype == ml_dtypes.bfloat16
 
 
-@pytest.mark.parametrize("dtype", ["FOO", "F8_E8M0", "I64", None, 7])
+@pytest.mark.parametrize("dtype", ["FOO", "F8_E4M3", "F8_E5M2", "F8_E8M0", "I64", None, 7])
 def test_l27_other_dtypes_are_refused_by_name(tmp_path: Path, dtype: object) -> None:
     header = {"model.w": entry("F32", [2], 0, 8) | {"dtype": dtype}}
     (problem,) = problems_of(raw_file(tmp_path / "m.safetensors", header, bytes(8)))

@@ -48,6 +48,16 @@ async def test_greedy_ids_and_prompt_logprobs(engine: Engine, k: int) -> None:
     assert abs(values(answer.choices[0].logprobs)[0] - wanted) < 0.02
 
 
+async def test_a_bias_of_ten_thousand_ids(engine: Engine) -> None:
+    """The most likely of the others wins; an empty bias is none."""
+    banned = [*GREEDY[0], *range(100, 10_100)]
+    logits = FILE["last_logits_0"].astype(np.float64)
+    logits[banned] -= 100.0
+    biased = await ask(engine, PROMPTS[0], temperature=0, max_tokens=1, logit_bias=dict.fromkeys(banned, -100))
+    assert logits[biased.ids[0]] > logits.max() - 0.02
+    assert (await ask(engine, PROMPTS[0], temperature=0, max_tokens=24, logit_bias={})).ids == GREEDY[0]
+
+
 async def test_all_prompts_at_once(engine: Engine) -> None:
     answers = await asyncio.gather(*(ask(engine, p, temperature=0, max_tokens=24) for p in PROMPTS))
     assert [a.ids for a in answers] == GREEDY
