@@ -86,6 +86,17 @@ async def test_the_version_the_models_and_the_metrics(http: Http) -> None:
     assert (await http.client.head("/health")).status_code == 200
 
 
+async def test_a_taken_port_is_an_error_that_names_it_and_cannot_be_shared(http: Http) -> None:
+    port = http.served.server.http_port
+    with pytest.raises(OSError, match=rf"^http port: cannot listen on 127\.0\.0\.1:{port}: address already in use"):
+        await Server(FakeEngine(), ServerOptions(port=0, http_port=port)).start()
+    with socket.socket() as second:
+        second.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        with pytest.raises(OSError, match="in use"):
+            second.bind(("127.0.0.1", port))
+            second.listen()
+
+
 async def test_text_and_ids(http: Http) -> None:
     body = {"prompt": "ab", "return_token_strs": True}
     assert (await http.client.post("/tokenize", json=body)).json() == {
