@@ -200,7 +200,7 @@ async def test_the_info_says_what_is_served(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"device": "cuda"}, "device: cuda"),
+        ({"device": "cuda", "model": "/no/such/folder"}, "device: cuda"),  # before the model is looked at
         ({"max_model_len": 1024}, "max_model_len: 1024 is above the model's limit of 512"),
         ({"kv_cache_memory_bytes": 3 * BLOCK_BYTES}, "needs 4 blocks .* hold 3"),
         (

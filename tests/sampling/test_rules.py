@@ -8,6 +8,7 @@ import pytest
 from numba import njit
 from numpy.typing import NDArray
 
+from engine.request import MAX_TEMPERATURE
 from engine.sampling.params import PARAMS
 from engine.sampling.rules import RowRules, gather_rules
 from engine.sampling.sampler import apply_rules
@@ -72,6 +73,14 @@ def test_allowed_ids_and_masks_intersect() -> None:
     changed = applied(LOGITS, masks=mask, allowed_ids=(3, 32, 69))
     assert np.flatnonzero(changed > -INF).tolist() == [32, 69]
     assert changed[69] == LOGITS[69]
+
+
+def test_the_highest_temperature_leaves_what_is_allowed() -> None:
+    row = RowRules(replace(GREEDY, allowed_ids=(3, 69)), VOCAB)
+    rules = gather_rules([row] * 40, [1] * 40, None)
+    hot = [{"temperature": MAX_TEMPERATURE, "seed": seed} for seed in range(40)]
+    ids, faulted = sample(np.stack([LOGITS] * 40), hot, rules)
+    assert set(ids) == {3, 69} and not any(faulted)
 
 
 @pytest.mark.parametrize("position, banned", [(8, [2, 3]), (9, [])])
