@@ -90,10 +90,12 @@ class EngineLoop:
         self.num_iterations += 1
         self._intake()
         self.observer.mark(INTAKE)
+        settled: tuple[Settlement, StepResult] | None = None
+        if self._in_flight and self.scheduler.awaits_blocks():
+            settled = await self._settle()
         step = self.scheduler.schedule()
         self._inbox.waiting = self.scheduler.waiting_by_tenant()
         self.observer.mark(SCHEDULE)
-        settled: tuple[Settlement, StepResult] | None = None
         if step is not None:
             self._device.forward(step.plan)
             self.observer.launched(step, self._live)
@@ -102,7 +104,7 @@ class EngineLoop:
             self._sample(step)
         if len(self._in_flight) > 1 or (self._in_flight and step is None):
             settled = await self._settle()
-        elif step is None:
+        elif step is None and settled is None:
             return await self.observer.idle(self._inbox.wait())
         if settled is not None:
             self._publish(*settled)

@@ -101,6 +101,20 @@ class Scheduler:
 
     # -- schedule ---------------------------------------------------------------------------
 
+    def awaits_blocks(self) -> bool:
+        """Whether the first in line waits for blocks that steps in flight compute, and the next step has room for it.
+
+        If so it is worth settling them first, though nothing is computed while the next step is put together.
+        """
+        if not (self.num_waiting and self._free_rows):
+            return False
+        if sum(s.pending for s in self.running) >= self._max_num_batched_tokens:
+            return False
+        head = next(self.waiting())
+        num_cached = len(self._match(head)[0]) * self.kv.block_size
+        stop = num_cached + self.kv.block_size
+        return any(s.num_scheduled >= stop for s in self._computing(head, num_cached))
+
     def schedule(self) -> Step | None:
         """Decide the next step; None when nothing can run."""
         draft = Draft(self._max_num_batched_tokens)
@@ -227,7 +241,7 @@ class Scheduler:
             return Admission.NO_ROOM
         runs = self._match(sequence)
         num_cached = len(runs[0]) * self.kv.block_size
-        if self._is_being_computed(sequence, num_cached):
+        if self._computing(sequence, num_cached):
             return Admission.NOT_READY
         if not self._enable_chunked_prefill and sequence.known - num_cached > budget:
             return Admission.NO_ROOM
@@ -251,18 +265,19 @@ class Scheduler:
             return [[] for _ in self.kv.groups]
         return self.kv.match(sequence.token_ids, sequence.cache_root)
 
-    def _is_being_computed(self, sequence: Sequence, num_cached: int) -> bool:
-        """Whether a running sequence is about to complete the block after the cached ones."""
+    def _computing(self, sequence: Sequence, num_cached: int) -> list[Sequence]:
+        """Running sequences that are about to complete the block after the cached ones."""
         stop = num_cached + self.kv.block_size
         if not self.kv.enable_prefix_caching or sequence.params.prompt_logprobs is not None or sequence.known <= stop:
-            return False
+            return []
         wanted = sequence.token_ids[:stop]
-        return any(
-            s.num_computed < stop <= len(s.token_ids)
+        return [
+            s
+            for s in self.running
+            if s.num_computed < stop <= len(s.token_ids)
             and s.cache_root == sequence.cache_root
             and s.token_ids[:stop] == wanted
-            for s in self.running
-        )
+        ]
 
     # -- grant ------------------------------------------------------------------------------
 

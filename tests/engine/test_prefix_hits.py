@@ -3,7 +3,9 @@
 import pytest
 
 from engine.sequence import Status
+from tests.engine.fake_device import expected
 from tests.engine.rig import Rig
+from tests.engine.server import serving, tokens_of
 
 
 @pytest.mark.parametrize(("length", "cached"), [(15, 0), (16, 0), (17, 16), (32, 16), (33, 32)])
@@ -99,3 +101,15 @@ def test_tenants_do_not_share_cached_prefixes() -> None:
     other, same = rig.add(range(9), 1, tenant="b"), rig.add(range(9), 1, tenant="a")
     rig.run()
     assert (other.num_cached_tokens, same.num_cached_tokens) == (0, 8)
+
+
+async def test_who_waits_for_the_last_blocks_in_flight_joins_the_step_that_follows() -> None:
+    """The step in flight is settled first then, but not while the steps of the one that computes are full."""
+    async with serving(budget=8, free_running=False) as server:
+        prompts = [[*range(1, 17), 30 + i, 40] for i in range(3)]
+        streams = [server.generate(prompt, 2) for prompt in prompts]
+        await server.until(lambda: len(server.device.plans) == 2)
+        assert server.device.opened == 0, "the second step is launched while the first is in flight"
+        server.device.open(99)
+        assert [await tokens_of(stream) for stream in streams] == [expected(prompt, 2) for prompt in prompts]
+        assert [plan.num_tokens.tolist() for plan in server.device.plans[:3]] == [[8], [8], [2, 2, 2]]
