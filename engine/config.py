@@ -35,7 +35,12 @@ class EngineConfig:
         None, "Longest sequence, prompt and output; the model's own limit if unset.", min=1
     )
     max_num_seqs: int = _setting(64, "Rows that run at once.", min=1, max=4096)
-    max_num_batched_tokens: int = _setting(512, "Token budget of one step.", min=1, max=1 << 20)
+    max_num_batched_tokens: int | None = _setting(
+        None,
+        "Token budget of one step; if unset, what the cpu computes in 0.25 s, 512 on cuda.",
+        min=1,
+        max=1 << 20,
+    )
     max_queued_requests: int = _setting(1024, "Requests that may wait; more are refused.", min=1)
     max_queued_requests_per_tenant: int | None = _setting(
         None, "The same for each tenant by itself; no bound but the common one if unset.", min=1
@@ -74,7 +79,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for f in fields(self):
             _check_field(f, getattr(self, f.name))
-        if self.max_num_batched_tokens < self.max_num_seqs:
+        if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens: {self.max_num_batched_tokens} is less than max_num_seqs "
                 f"{self.max_num_seqs}, so that not every row could decode in a step"
@@ -83,6 +88,12 @@ class EngineConfig:
             raise ConfigError(
                 f"long_prefill_token_threshold: {self.long_prefill_token_threshold} needs enable_chunked_prefill"
             )
+
+    @property
+    def token_budget(self) -> int:
+        """`max_num_batched_tokens`, where it is set."""
+        assert self.max_num_batched_tokens is not None
+        return self.max_num_batched_tokens
 
 
 _KINDS = {bool: "true or false", int: "an integer", float: "a number"}

@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry
 from engine.beam import BeamRequest
 from engine.config import EngineConfig
 from engine.counters import Counters
-from engine.devices import memory_facts, open_device, select_device
+from engine.devices import choose_token_budget, memory_facts, open_device, select_device
 from engine.devices.protocol import Device
 from engine.door import Door
 from engine.errors import ConfigError, EngineStopped, InvalidRequest
@@ -128,14 +128,16 @@ class Engine:
             self._tokenizer = TextTokenizer(tokenizer)
         if checkpoint.chat_template is not None:
             self._chat_template = ChatTemplate(checkpoint.chat_template, checkpoint.special_tokens)
+        config = self.config = choose_token_budget(kind, config, checkpoint)
         facts = memory_facts(kind, config, checkpoint)
         self.ledger = plan_memory(config, facts, checkpoint.decoder.max_position_embeddings)
-        if not config.enable_chunked_prefill and self.ledger.max_model_len > config.max_num_batched_tokens:
+        if not config.enable_chunked_prefill and self.ledger.max_model_len > config.token_budget:
             raise ConfigError(
-                f"max_num_batched_tokens: {config.max_num_batched_tokens} is less than max_model_len "
+                f"max_num_batched_tokens: {config.token_budget} is less than max_model_len "
                 f"{self.ledger.max_model_len}, which needs enable_chunked_prefill"
             )
         logger.info("%s", self.ledger)
+        logger.info("steps of at most %d tokens", config.token_budget)
         self._door = Door(config, checkpoint, self.ledger.max_model_len, self._tokenizer)
 
     def _make_scheduler(self) -> Scheduler:
@@ -149,7 +151,7 @@ class Engine:
         return Scheduler(
             kv,
             max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_num_batched_tokens=config.token_budget,
             enable_chunked_prefill=config.enable_chunked_prefill,
             long_prefill_token_threshold=config.long_prefill_token_threshold,
         )

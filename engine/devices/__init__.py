@@ -4,6 +4,7 @@ Read next: `engine/devices/protocol.py`, what the loop may ask of a device; `eng
 """
 
 import logging
+from dataclasses import replace
 
 from engine.config import DeviceKind, EngineConfig
 from engine.devices.protocol import Device
@@ -40,6 +41,19 @@ def _resolve(kind: DeviceKind) -> tuple[str, str | None]:
     return "cuda", None
 
 
+def choose_token_budget(kind: str, config: EngineConfig, checkpoint: Checkpoint) -> EngineConfig:
+    """The config with `max_num_batched_tokens` set."""
+    if config.max_num_batched_tokens is not None:
+        return config
+    if kind == "cuda":
+        from engine.devices.cuda.shape import TOKEN_BUDGET as budget
+    else:
+        from engine.devices.cpu.budget import token_budget
+
+        budget = token_budget(config, checkpoint.decoder)
+    return replace(config, max_num_batched_tokens=max(budget, config.max_num_seqs))
+
+
 def memory_facts(kind: str, config: EngineConfig, checkpoint: Checkpoint) -> MemoryFacts:
     """What the model needs on the device and what is there, in bytes. Raises ConfigError."""
     if kind == "cuda":
@@ -67,7 +81,7 @@ async def open_device(config: EngineConfig, checkpoint: Checkpoint, *, num_block
     shape = model_shape(config, checkpoint.decoder, num_blocks=num_blocks, max_model_len=max_model_len)
     limits = RingLimits(
         rows=config.max_num_seqs,
-        tokens=config.max_num_batched_tokens,
+        tokens=config.token_budget,
         top=config.max_logprobs,
         vocab=checkpoint.decoder.vocab_size,
     )

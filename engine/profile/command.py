@@ -77,7 +77,7 @@ def profile_command(settings: Callable[..., Decorator], debuggable: Decorator) -
                 for write, path in paths.items()
                 if path is not None
             }
-            result = _result(uvloop.run(_run(config, workload, console)), config)
+            result = _result(*uvloop.run(_run(config, workload, console)))
             _print(console, result)
             for write, file in files.items():
                 write(result, file)
@@ -137,7 +137,8 @@ def _write_page(result: Result, file: IO[str]) -> None:
     file.write(make_page(result.profile, result.config, result.report, result.limit, result.symptoms).render())
 
 
-async def _run(config: EngineConfig, workload: "Workload", console: "Console") -> "Profile":
+async def _run(config: EngineConfig, workload: "Workload", console: "Console") -> "tuple[Profile, EngineConfig]":
+    """The profile, and the config as the engine completed it."""
     from engine.engine import Engine
     from engine.profile.workload import run, warm_up
 
@@ -146,7 +147,7 @@ async def _run(config: EngineConfig, workload: "Workload", console: "Console") -
         with _live(engine, console):
             engine.start_profile()
             await run(engine, workload)
-        return engine.stop_profile()
+        return engine.stop_profile(), engine.config
 
 
 @contextmanager

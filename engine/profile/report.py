@@ -129,7 +129,7 @@ def make_report(profile: Profile, config: EngineConfig) -> Report:
     prefill_steps = {i.launched for i in launched if i.prefill_rows}
     return Report(
         max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_batched_tokens=config.token_budget,
         **times,
         device_prefill=sum(i.device_seconds for i in settled if i.settled in prefill_steps),
         phases={name: distribution(i.phases[p] for i in iterations) for p, name in enumerate(PHASES)},

@@ -27,12 +27,13 @@ from tests.devices.driver import GREEDY, Driver, i32, open_executor
 
 MODEL = GOLDEN / "llama"
 PROMPT = [5, 77, 300, 12, 9]
+LIMITS: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 512}
 STATE = replace(GREEDY, num_logprobs=2)
 
 
 @asynccontextmanager
 async def running(**settings: Any) -> AsyncIterator[CpuDevice]:
-    config = EngineConfig(**{"model": str(MODEL), "dtype": "float32", "max_num_seqs": 4} | settings)
+    config = EngineConfig(**LIMITS | {"model": str(MODEL), "dtype": "float32"} | settings)
     checkpoint = open_checkpoint(MODEL)
     device = await open_device(config, checkpoint, num_blocks=16, max_model_len=256)
     assert isinstance(device, CpuDevice)
@@ -183,7 +184,7 @@ async def test_a_checkpoint_refused_in_the_worker_keeps_its_type(tmp_path: Path)
     (tmp_path / "model.safetensors").write_bytes(b"not a file")
     broken = replace(checkpoint, path=tmp_path)
     with pytest.raises(CheckpointError, match="is no safetensors file"):
-        await open_device(EngineConfig(model=str(tmp_path)), broken, num_blocks=4, max_model_len=64)
+        await open_device(EngineConfig(model=str(tmp_path), **LIMITS), broken, num_blocks=4, max_model_len=64)
 
 
 async def test_dummy_weights_need_no_file(tmp_path: Path) -> None:
@@ -197,7 +198,7 @@ async def test_dummy_weights_need_no_file(tmp_path: Path) -> None:
 def test_memory_facts_add_up() -> None:
     checkpoint = open_checkpoint(MODEL)
     decoder = checkpoint.decoder
-    facts = memory_facts("cpu", EngineConfig(model=str(MODEL), block_size=16), checkpoint)
+    facts = memory_facts("cpu", EngineConfig(model=str(MODEL), block_size=16, **LIMITS), checkpoint)
     values = 2 * decoder.num_hidden_layers * decoder.num_key_value_heads * decoder.head_dim
     assert facts.block == 16 * values * 2  # bfloat16
     parameters = plan_weights(MODEL, decoder).nbytes
@@ -215,7 +216,7 @@ def test_cuda_is_refused_in_one_line() -> None:
 
 def test_weights_are_packed_into_what_the_ledger_says() -> None:
     checkpoint = open_checkpoint(MODEL)
-    facts = memory_facts("cpu", EngineConfig(model=str(MODEL), dtype="float32"), checkpoint)
+    facts = memory_facts("cpu", EngineConfig(model=str(MODEL), dtype="float32", **LIMITS), checkpoint)
     with open_executor(checkpoint.decoder, plan_weights(MODEL, checkpoint.decoder)) as executor:
         weights = executor.model._kept[0]
         embedding = np.prod((checkpoint.decoder.vocab_size, checkpoint.decoder.hidden_size)) * 2

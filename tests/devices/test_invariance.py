@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from engine.devices.cpu.executor import CpuExecutor
+from engine.devices.cpu.kernels.constants import GATE_UP_INT8
 from engine.devices.cpu.numkong import has_int8_dot
 from engine.plan import BlockCopy, SampleBatch
 from loader.decoder import DecoderConfig
@@ -17,6 +18,8 @@ from tests.models.numpy_ops import numpy_logits
 
 SEEDED = replace(GREEDY, temperature=0.9, top_k=40, top_p=0.95, seed=1234, num_logprobs=3, num_prompt_logprobs=0)
 WINDOWED = replace(TINY, layer_windows=(4, None))
+UNBIASED = replace(TINY, attention_bias=False, mlp_bias=False)
+"""Without biases gates and ups of int8 are multiplied where they are computed."""
 PROMPT = np.random.default_rng(5).integers(0, TINY.vocab_size, 45)
 OUTPUTS = 8
 
@@ -35,13 +38,14 @@ def assert_same(a: Outcome, b: Outcome) -> None:
     assert a[1] == b[1]
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16", "int8"])
+@pytest.fixture(scope="module", params=["float32", "bfloat16", "int8", "int8 without biases"])
 def executor(request: pytest.FixtureRequest) -> Iterator[CpuExecutor]:
-    weights_int8 = request.param == "int8"
+    weights_int8 = request.param.startswith("int8")
+    decoder = UNBIASED if request.param == "int8 without biases" else TINY
     if weights_int8 and not has_int8_dot():
         pytest.skip("the processor has no AVX512-VNNI, int8 weights are refused there")
     dtype = "bfloat16" if weights_int8 else request.param
-    with open_executor(TINY, LoudWeights(TINY), dtype=dtype, weights_int8=weights_int8) as executor:
+    with open_executor(decoder, LoudWeights(decoder), dtype=dtype, weights_int8=weights_int8) as executor:
         yield executor
 
 
@@ -184,3 +188,24 @@ def test_pages_behind_the_window_are_not_read() -> None:
         executor.model.pool.reshape(executor.shape.kv.num_blocks, -1)[freed] = 0xFF
         sequence = driver.run(0, chunk=3, outputs=OUTPUTS)
         assert sequence.sampled == expected[1]
+
+
+@pytest.mark.skipif(not has_int8_dot(), reason="the processor has no AVX512-VNNI, int8 weights are refused there")
+@pytest.mark.parametrize("inner", [88, 96, 200])
+def test_gates_and_ups_fused_are_what_they_are_apart(inner: int) -> None:
+    """Biases of zero keep the two ops apart."""
+    decoder = replace(TINY, intermediate_size=inner)
+    outcomes = []
+    for biased in (True, False):
+        with open_executor(
+            replace(decoder, mlp_bias=biased), ZeroBiases(decoder), dtype="bfloat16", weights_int8=True
+        ) as executor:
+            outcomes.append(outcome(Driver(executor)))
+            assert (GATE_UP_INT8 in executor.model.body[:, 0]) is not biased
+    assert_same(*outcomes)
+
+
+class ZeroBiases(LoudWeights):
+    def tensor(self, name: str) -> NDArray[Any]:
+        values = super().tensor(name)
+        return np.zeros_like(values) if "mlp" in name and name.endswith("bias") else values

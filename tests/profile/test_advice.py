@@ -17,7 +17,7 @@ def flat(value: float, **others: float) -> Distribution:
 
 
 BUSY = replace(
-    make_report(Profile(0.0, 0.0, [], []), EngineConfig(model="m", max_num_seqs=64)),
+    make_report(Profile(0.0, 0.0, [], []), EngineConfig(model="m", max_num_seqs=64, max_num_batched_tokens=512)),
     wall=100.0,
     host=10.0,
     device_wait=90.0,
@@ -103,7 +103,7 @@ def test_a_short_run_has_no_tail() -> None:
 
 
 def test_every_rule_works_on_an_empty_report() -> None:
-    empty: Report = make_report(Profile(0.0, 0.0, [], []), EngineConfig(model="m"))
+    empty: Report = make_report(Profile(0.0, 0.0, [], []), EngineConfig(model="m", max_num_batched_tokens=512))
     assert bottleneck(empty).name == "load"
     assert symptoms(empty) == []
     assert len({r.name for r in (*BOTTLENECKS, *SYMPTOMS)}) == len(BOTTLENECKS) + len(SYMPTOMS)

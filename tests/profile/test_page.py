@@ -10,7 +10,7 @@ from engine.trace import PHASES, Profile
 from tests.engine.timed import timed_server
 from tests.html.test_page import assert_self_contained, document, parse
 
-CONFIG = EngineConfig(model="folder/m")
+CONFIG = EngineConfig(model="folder/m", max_num_batched_tokens=512)
 
 
 @pytest.fixture

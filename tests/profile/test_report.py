@@ -12,7 +12,7 @@ from engine.profile.report import distribution, make_report, write_csv
 from engine.trace import DEVICE, PHASES, IterationRecord, Profile, RequestRecord
 from tests.engine.timed import FORWARD, SAMPLE, STEP, timed_server
 
-CONFIG = EngineConfig(model="m")
+CONFIG = EngineConfig(model="m", max_num_batched_tokens=512)
 
 
 def iteration(

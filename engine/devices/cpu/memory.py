@@ -22,16 +22,20 @@ def model_shape(config: EngineConfig, decoder: DecoderConfig, *, num_blocks: int
         raise ConfigError("dtype: the cpu device computes in bfloat16 or float32, float16 needs --device cuda")
     return ModelShape(
         decoder=decoder,
-        dtype="bfloat16" if config.dtype == "auto" else config.dtype,
+        dtype=compute_dtype(config),
         kv_int8=config.kv_cache_dtype == "int8",
         weights_int8=config.quantization == "int8",
         num_blocks=num_blocks,
         block_size=config.block_size,
         max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_batched_tokens=config.token_budget,
         threads=config.cpu_threads or available_threads(),
     )
+
+
+def compute_dtype(config: EngineConfig) -> str:
+    return "bfloat16" if config.dtype == "auto" else config.dtype
 
 
 def cpu_memory_facts(config: EngineConfig, decoder: DecoderConfig) -> MemoryFacts:

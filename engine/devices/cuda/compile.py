@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from engine.config import EngineConfig
+from engine.devices import choose_token_budget
 from engine.devices.cuda.registry import KernelRegistry, Variant
 from engine.devices.cuda.shape import cuda_shape
 from engine.devices.cuda.variants import all_variants, model_variants
@@ -36,6 +37,7 @@ def compile_cubins(archs: Sequence[str], folder: Path, config: EngineConfig | No
 def _variants(config: EngineConfig | None) -> set[Variant]:
     if config is None:
         return all_variants()
-    decoder = open_checkpoint(Path(config.model)).decoder
+    checkpoint = open_checkpoint(Path(config.model))
+    config, decoder = choose_token_budget("cuda", config, checkpoint), checkpoint.decoder
     max_model_len = config.max_model_len or decoder.max_position_embeddings
     return model_variants(cuda_shape(config, decoder, num_blocks=1, max_model_len=max_model_len))

@@ -16,6 +16,10 @@ HEAD_ROWS = 64
 """Rows per product with the vocabulary: bounds the logits to 64 x vocabulary x 4 bytes."""
 
 
+TOKEN_BUDGET = 512
+"""Of a step where none is given: what was run on an H200; others were not tried."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaShape:
     """Limits of one model.
@@ -86,6 +90,6 @@ def cuda_shape(config: EngineConfig, decoder: DecoderConfig, *, num_blocks: int,
         block_size=config.block_size,
         max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_batched_tokens=config.token_budget,
         cublas=not config.batch_invariant and cublas.missing() is None,
     )
