@@ -8,6 +8,8 @@ from typing import Any
 import numba
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.devices.cpu.kernels import teamwork
 from engine.devices.cpu.kernels.simd import i64_pointer
@@ -111,3 +113,33 @@ def test_a_thread_leaves_a_processor_that_another_was_last_on(move: Callable[[in
     os.sched_setaffinity(0, {here, there})
     assert move(here) == there
     assert os.sched_getaffinity(0) == {here, there}
+
+
+@numba.njit
+def _take(address, tag, parts, threads, done):  # type: ignore[no-untyped-def]
+    return teamwork._take(i64_pointer(address), 0, tag, parts, threads, done)
+
+
+@given(parts=st.integers(0, 6000), threads=st.integers(1, 70), turns=st.lists(st.integers(0, 69), max_size=60))
+def test_every_part_is_taken_once_and_counted_once(parts: int, threads: int, turns: list[int]) -> None:
+    """Threads come in any order; who comes late finds nothing left, or a later run, in which it must take nothing."""
+    tag, word = 5, np.array([5 << 32], np.int64)
+    held = [range(0)] * threads
+    taken: list[range] = []
+
+    def come(thread: int) -> None:
+        held[thread] = range(*_take(word.ctypes.data, tag, parts, threads, len(held[thread])))
+        taken.append(held[thread])
+
+    for turn in turns:
+        come(turn % threads)
+    for thread in range(threads):
+        come(thread)
+        while held[thread]:
+            come(thread)
+    sizes = [len(run) for run in taken if run]
+    assert [part for run in taken for part in run] == list(range(parts))
+    assert sizes == sorted(sizes, reverse=True) and all(2 * threads * (size - 1) < parts for size in sizes)
+    assert word[0] == tag << 32 | parts << 16 | parts
+    word[0] = later = (tag + 1) << 32
+    assert not range(*_take(word.ctypes.data, tag, parts, threads, 3)) and word[0] == later

@@ -24,7 +24,17 @@ from numba import types
 
 from engine.devices.cpu.kernels.constants import GROUP, LANES, SPAN
 from engine.devices.cpu.kernels.jit import inner, kernel
-from engine.devices.cpu.kernels.matmul import ZERO, Address, broadcast, call, finish, intrinsic, open_loop, prefetch
+from engine.devices.cpu.kernels.matmul import (
+    ZERO,
+    Address,
+    broadcast,
+    call,
+    fetch_outputs,
+    finish,
+    intrinsic,
+    open_loop,
+    prefetch,
+)
 from engine.devices.cpu.kernels.simd import (
     f32_pointer,
     i32_pointer,
@@ -67,6 +77,7 @@ def _make_tile(rows: int, blocks: int) -> Any:
 
         def codegen(context, builder, signature, args):
             x, x_stride, w, scales, groups, out, out_stride, bias, adds, ahead = args
+            fetch_outputs(builder, rows, blocks, out, out_stride)
             sources = [Address(builder, x).at((x_stride, i)) for i in range(rows)]
             weights = [Address(builder, w).at((groups, j * _GROUP_BYTES)) for j in range(blocks)]
             supers = builder.sdiv(builder.add(groups, ir.Constant(_I64, SPAN - 1)), ir.Constant(_I64, SPAN))

@@ -79,7 +79,10 @@ def select_rows(op, begin, end):
 
 @inner
 def rms_norm(op, begin, end):
-    """op: x, weight, out, width, eps (float64 bits), out's code (0 float32, 1 bfloat16, 2 int8 groups), its stride."""
+    """op: x, weight, out, width, eps (float64 bits), out's code (0 float32, 1 bfloat16, 2 int8 groups), its stride.
+
+    The residual stream is float32 and the result rounded once; Transformers rounds to bfloat16 before the weight, too.
+    """
     x, weight, stride = f32_pointer(op[1]), f32_pointer(op[2]), pad(op[4])
     for row in range(begin, end):
         first = row * stride
