@@ -28,7 +28,7 @@ import numpy as np
 import uvloop
 
 from engine.config import EngineConfig
-from engine.devices import memory_facts
+from engine.devices import choose_token_budget, memory_facts
 from engine.engine import Engine
 from engine.profile.workload import warm_up
 from engine.trace import IterationRecord
@@ -151,8 +151,9 @@ def engine_config(row: Row, model: Path) -> EngineConfig:
     """With memory for the group's `kv_tokens` as the compute dtype keeps them."""
     settings = GROUPS[row.group] | dict(row.settings)
     kv_tokens = settings.pop("kv_tokens")
-    base = EngineConfig(model=str(model), device="cpu")
-    block = memory_facts("cpu", base, open_checkpoint(model)).block
+    checkpoint = open_checkpoint(model)
+    base = choose_token_budget("cpu", EngineConfig(model=str(model), device="cpu"), checkpoint)
+    block = memory_facts("cpu", base, checkpoint).block
     return replace(base, kv_cache_memory_bytes=block * kv_tokens // base.block_size, **settings)
 
 

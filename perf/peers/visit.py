@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple, Self
@@ -114,5 +115,6 @@ def _field(name: str, text: str) -> int:
 def _tree(root: int) -> Iterator[int]:
     yield root
     for thread in Path(f"/proc/{root}/task").iterdir():
-        for child in (thread / "children").read_text().split():
-            yield from _tree(int(child))
+        with suppress(FileNotFoundError):  # a thread that has ended since
+            for child in (thread / "children").read_text().split():
+                yield from _tree(int(child))
