@@ -1,7 +1,7 @@
 """The token budget of a step where none is given: what this machine computes in a quarter of a second.
 
-Who decodes waits that long for a token while prompts of others are computed. Longer steps read the weights less often,
-which no longer shows at 128 tokens. Measured: docs/performance.md.
+Who decodes waits that long for a token while prompts of others are computed.
+What the size changes: docs/performance.md.
 """
 
 from engine.config import EngineConfig

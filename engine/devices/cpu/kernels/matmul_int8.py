@@ -1,9 +1,9 @@
 """Matrix products of int8 groups on AVX512-VNNI: out[m, n] = x[m, k] . w[n, k], float32 out.
 
 Activations are rounded to int8 in groups of 48 along k, weights in groups of 192, each group with its own scale
-(absmax / 127): SmolLM2's perplexity grows by 0.08%; with activations in groups of 32 by 0.14%, at 3% less speed, of 64
-by 0.27%. A weight's scale is applied once for 48 products, an activation's once for 12. Per thread (EPYC) this does 408
-GOP/s, 87% of the instruction's rate; bfloat16 222.
+(absmax / 127): SmolLM2's perplexity grows by 0.08%; with activations in groups of 32 by 0.14%, of 64 by 0.27%. A
+weight's scale is applied once for 48 products, an activation's once for 12. Per thread (EPYC) this does 369 to 395
+GOP/s, as the minute is; bfloat16 222.
 
     weight      [n / 16, k / 48, 12, 16, 4] uint8, value + 128, then float16 scales [n / 16, k / 192, 16]
     activation  a row is int8 [k], float32 scales [k / 48], int32 [k / 48] of -128 * sum of the group
