@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from engine.config import EngineConfig
     from engine.engine import Engine
     from engine.llm import LLM
-    from engine.request import SamplingParams
-    from engine.structured import StructuredOutputs
+    from engine.request.params import SamplingParams
+    from engine.request.structured import StructuredOutputs
 
     __version__: str
 
@@ -22,8 +22,8 @@ _HOME = {
     "LLM": "engine.llm",
     "Engine": "engine.engine",
     "EngineConfig": "engine.config",
-    "SamplingParams": "engine.request",
-    "StructuredOutputs": "engine.structured",
+    "SamplingParams": "engine.request.params",
+    "StructuredOutputs": "engine.request.structured",
 }
 
 

@@ -1,7 +1,7 @@
 """Engine: a model being served. Opens the checkpoint, plans memory, starts the device and the loop.
 
 Everything that can be wrong with a request is refused in `generate`, synchronously and by field, before it
-is queued. Everything after that happens in the loop's task. Read next: `engine/door.py`, `engine/loop.py`.
+is queued. Everything after that happens in the loop's task. Read next: `engine/serving/factory.py`, `engine/loop.py`.
 """
 
 import asyncio
@@ -17,33 +17,33 @@ from weakref import WeakValueDictionary
 
 from prometheus_client import CollectorRegistry
 
-from engine.beam import BeamRequest
 from engine.config import EngineConfig
-from engine.counters import Counters
 from engine.devices import choose_token_budget, memory_facts, open_device, select_device
+from engine.devices.memory import MemoryLedger, plan_memory
 from engine.devices.protocol import Device
-from engine.door import Door
 from engine.errors import ConfigError, EngineStopped, InvalidRequest
-from engine.inbox import Inbox
-from engine.info import ModelInfo, model_info
+from engine.grammar.masks import Masks
 from engine.kv.events import BlockFeed, Stored
 from engine.kv.groups import kv_groups
 from engine.kv.manager import KVManager
 from engine.loop import EngineLoop
-from engine.masks import Masks
-from engine.memory import MemoryLedger, plan_memory
-from engine.metrics import EngineCollector
-from engine.observer import Observer
-from engine.publish import LiveRequest
-from engine.request import SamplingParams
-from engine.scheduler import Scheduler
-from engine.snapshot import Snapshot, take_snapshot
-from engine.stats import EngineStats, engine_stats
-from engine.stream import OutputChannel, OutputStream
-from engine.telemetry import TRACE_HEADERS, RequestSpans
+from engine.observe.counters import Counters
+from engine.observe.model_info import ModelInfo, model_info
+from engine.observe.observer import Observer
+from engine.observe.prometheus import EngineCollector
+from engine.observe.records import Profile, Records
+from engine.observe.snapshot import EngineStats, Snapshot, engine_stats, take_snapshot
+from engine.observe.spans import TRACE_HEADERS, RequestSpans
+from engine.request.params import SamplingParams
+from engine.schedule.roster import Roster
+from engine.schedule.scheduler import Scheduler
+from engine.serving.beam import BeamRequest
+from engine.serving.factory import SequenceFactory
+from engine.serving.inbox import Inbox
+from engine.serving.live_request import LiveRequest
+from engine.serving.stream import OutputChannel, OutputStream
 from engine.text.chat import ChatOptions, ChatTemplate, render_chat
 from engine.text.tokenizer import TextTokenizer, need_tokenizer
-from engine.trace import Profile, Trace
 from loader.checkpoint import Checkpoint, open_checkpoint
 
 logger = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class Engine:
         self._inbox: Inbox
         self._task: asyncio.Task[None]
         self._channels: WeakValueDictionary[str, OutputChannel] = WeakValueDictionary()
-        self._door: Door
+        self._factory: SequenceFactory
         self._compiling = asyncio.Semaphore(2)
 
     # -- life -------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ class Engine:
             )
         logger.info("%s", self.ledger)
         logger.info("steps of at most %d tokens", config.token_budget)
-        self._door = Door(config, checkpoint, self.ledger.max_model_len, self._tokenizer)
+        self._factory = SequenceFactory(config, checkpoint, self.ledger.max_model_len, self._tokenizer)
 
     def _make_scheduler(self) -> Scheduler:
         config = self.config
@@ -149,8 +149,7 @@ class Engine:
             enable_prefix_caching=config.enable_prefix_caching,
         )
         return Scheduler(
-            kv,
-            max_num_seqs=config.max_num_seqs,
+            Roster(kv, config.max_num_seqs),
             max_num_batched_tokens=config.token_budget,
             enable_chunked_prefill=config.enable_chunked_prefill,
             long_prefill_token_threshold=config.long_prefill_token_threshold,
@@ -169,10 +168,10 @@ class Engine:
             EngineCollector(counters, scheduler, model_name=self.info.served_model_name, cache_config=cache_config)
         )
         spans = None if self._spans is None else partial(self._spans.add, model=self.info.served_model_name)
-        return Observer(scheduler, counters, spans=spans)
+        return Observer(scheduler.roster, counters, spans=spans)
 
     def _make_masks(self) -> Masks | None:
-        grammars = self._door.grammars
+        grammars = self._factory.grammars
         if grammars is None:
             return None
         return Masks(self.config.max_num_seqs, self._checkpoint.decoder.vocab_size, grammars.vocab_size)
@@ -204,7 +203,7 @@ class Engine:
         try:
             async with asyncio.timeout(grace):
                 await self._inbox.control(loop.drain)
-                await loop.without_requests.wait()
+                await loop.requests.is_empty.wait()
         except EngineStopped:
             return  # it has ended already, and every request with it
         except TimeoutError:
@@ -243,8 +242,8 @@ class Engine:
         request_id = request_id or uuid.uuid4().hex
         if (channel := self._channels.get(request_id)) is not None and not channel.ended:
             raise InvalidRequest("request_id", f"{request_id!r} is in use")
-        token_ids = self._door.prompt_token_ids(prompt, params)
-        sequences = self._door.sequences(request_id, token_ids, params, priority=priority, tenant=tenant)
+        token_ids = self._factory.prompt_token_ids(prompt, params)
+        sequences = self._factory.sequences(request_id, token_ids, params, priority=priority, tenant=tenant)
         channel = OutputChannel(params.n, self.config.stream_interval)
         kind = BeamRequest if params.use_beam_search else LiveRequest
         live = kind(sequences, channel, self._tokenizer)
@@ -258,7 +257,7 @@ class Engine:
 
         Raises InvalidRequest naming the field.
         """
-        wanted, grammars = params.structured_outputs, self._door.grammars
+        wanted, grammars = params.structured_outputs, self._factory.grammars
         if wanted is None or grammars is None or grammars.has(wanted):
             return
         try:
@@ -279,27 +278,27 @@ class Engine:
     async def reset_prefix_cache(self, tenant: str | None = None) -> bool:
         """Forget every cached prefix, or those of one tenant; what is in use stays with its requests."""
         loop = self._serving_loop()
-        await self._inbox.control(lambda: loop.scheduler.kv.reset_prefix_cache(tenant))
+        await self._inbox.control(lambda: loop.roster.kv.reset_prefix_cache(tenant))
         return True
 
     async def follow_blocks(self, feed: BlockFeed) -> list[Stored]:
         """Tell `feed` what enters and leaves the prefix cache from now on; returns what is there now."""
         loop = self._serving_loop()
-        contents: list[Stored] = await self._inbox.control(lambda: loop.scheduler.kv.follow(feed))
+        contents: list[Stored] = await self._inbox.control(lambda: loop.roster.kv.follow(feed))
         return contents
 
     async def stats(self) -> EngineStats:
         """Numbers between two iterations. Raises EngineStopped when there are no more iterations."""
         loop = self._serving_loop()
         stats: EngineStats = await self._inbox.control(
-            lambda: engine_stats(loop.state, loop.scheduler, loop.observer.counters)
+            lambda: engine_stats(loop.state, loop.roster, loop.observer.counters)
         )
         return stats
 
     async def snapshot(self) -> Snapshot:
         """Blocks, sequences and iterations at one moment. Raises EngineStopped as `stats` does."""
         loop = self._serving_loop()
-        snapshot: Snapshot = await self._inbox.control(lambda: take_snapshot(loop))
+        snapshot: Snapshot = await self._inbox.control(lambda: take_snapshot(loop.state, loop.roster, loop.observer))
         return snapshot
 
     @property
@@ -314,22 +313,22 @@ class Engine:
 
     async def audit(self) -> list[str]:
         """What is wrong with the books of blocks and rows between two iterations; [] if nothing."""
-        problems: list[str] = await self._inbox.control(self._serving_loop().scheduler.audit)
+        problems: list[str] = await self._inbox.control(self._serving_loop().roster.audit)
         return problems
 
     # -- profile ----------------------------------------------------------------------------
 
     @property
-    def trace(self) -> Trace:
+    def records(self) -> Records:
         """Records of the last iterations and requests."""
-        return self._serving_loop().observer.trace
+        return self._serving_loop().observer.records
 
     def start_profile(self) -> None:
         """Record every iteration and request from now on; a profile that is being taken starts again."""
         self._serving_loop().observer.start_profile()
 
     def stop_profile(self) -> Profile:
-        """The latest records since `start_profile`, at most `engine.trace.PROFILE_SIZE`; empty without one."""
+        """The latest records since `start_profile`, at most PROFILE_SIZE; empty without one."""
         return self._serving_loop().observer.stop_profile()
 
     # -- text -------------------------------------------------------------------------------

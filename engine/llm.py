@@ -9,11 +9,13 @@ Read next: `engine/engine.py`.
 
 import asyncio
 import concurrent.futures.thread  # noqa: F401 (its own exit hook must be there first, to run after LLM's)
+import sys
 import threading
+import time
 import weakref
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar, Unpack, overload
 
@@ -22,9 +24,9 @@ import uvloop
 from engine.config import EngineConfig, config_from_mapping
 from engine.engine import Engine
 from engine.errors import EngineStopped, InvalidRequest
-from engine.progress import prompt_progress
-from engine.request import CompletionOutput, Delta, RequestOutput, SamplingParams
-from engine.stream import OutputStream
+from engine.request.outputs import CompletionOutput, Delta, RequestOutput
+from engine.request.params import SamplingParams
+from engine.serving.stream import OutputStream
 from engine.text.chat import ChatOptions, Message
 from engine.text.tokenizer import TextTokenizer
 
@@ -349,3 +351,33 @@ def _check_prompt(i: int, prompt: Prompt) -> str | list[int]:
     raise InvalidRequest(
         "prompts", f'[{i}]: expected a string, {{"prompt": string}} or {{"prompt_token_ids": list}}, found {found}'
     )
+
+
+@contextmanager
+def prompt_progress(
+    total: int, show: bool, clock: Callable[[], float] = time.monotonic
+) -> Iterator[Callable[[RequestOutput], None]]:
+    """Yields what to call, from any thread, with each finished prompt. Silent when stderr is no terminal."""
+    if not show or not sys.stderr.isatty():
+        yield lambda output: None
+        return
+    # rich takes 60 ms to import, for a bar that few calls show
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        *(TextColumn("Processed prompts"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()),
+        TextColumn("in {task.fields[speed_in]:.0f} tok/s, out {task.fields[speed_out]:.0f} tok/s"),
+    )
+    tokens_in = tokens_out = 0
+    with Progress(*columns, console=Console(stderr=True), get_time=clock) as progress:
+        bar = progress.add_task("", total=total, speed_in=0.0, speed_out=0.0)
+
+        def advance(output: RequestOutput) -> None:
+            nonlocal tokens_in, tokens_out
+            tokens_in += len(output.prompt_token_ids)
+            tokens_out += sum(len(choice.token_ids) for choice in output.outputs)
+            elapsed = progress.tasks[bar].elapsed or 1e-9
+            progress.update(bar, advance=1, speed_in=tokens_in / elapsed, speed_out=tokens_out / elapsed)
+
+        yield advance

@@ -3,7 +3,7 @@
 A step is two calls, `Device.forward(StepPlan)` and `Device.sample(SampleBatch)`; the
 ticket of the second resolves to a `StepResult`. Rows are stable indices into the
 device's per-row state, which receives only differences (`RowState`, `BlockUpdate`).
-Read next: `engine/devices/protocol.py` (who executes it), `engine/scheduler.py` (who decides it).
+Read next: `engine/devices/protocol.py` (who executes it), `engine/schedule/scheduler.py` (who decides it).
 """
 
 from dataclasses import dataclass

@@ -5,7 +5,7 @@ holds the theta too. Both may be present as long as they agree. A kind that is n
 its kind does not read, is refused by name.
 
 `dynamic` stretches the angles of texts longer than max_position_embeddings, by their length, and of no others.
-Nothing longer is served (`engine/memory.py`): keys in the cache could not follow. So it is read as `default`.
+Nothing longer is served (`engine/devices/memory.py`): keys in the cache could not follow. So it is read as `default`.
 """
 
 from collections.abc import Mapping

@@ -27,11 +27,11 @@ import click
 import numpy as np
 import uvloop
 
+from engine.cli.profile.workload import warm_up
 from engine.config import EngineConfig
 from engine.devices import choose_token_budget, memory_facts
 from engine.engine import Engine
-from engine.profile.workload import warm_up
-from engine.trace import IterationRecord
+from engine.observe.records import IterationRecord
 from loader.checkpoint import open_checkpoint
 from loader.demo import demo_checkpoint
 from perf.ablation_plot import plot

@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import NamedTuple
 
 from engine.engine import Engine
-from engine.request import SamplingParams
+from engine.request.params import SamplingParams
 
 
 class Request(NamedTuple):

@@ -29,7 +29,7 @@ import uvloop
 
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.request import SamplingParams
+from engine.request.params import SamplingParams
 from engine.text.tokenizer import TextTokenizer
 from loader.checkpoint import Checkpoint
 from loader.demo import demo_checkpoint

@@ -23,18 +23,19 @@ from typing import Any, NamedTuple
 import click
 import uvloop
 
-from engine.inbox import Inbox
 from engine.kv.groups import KVGroup
 from engine.kv.manager import KVManager
 from engine.loop import EngineLoop
+from engine.observe.records import PHASES, IterationRecord
 from engine.plan import SampleBatch, StepResult
-from engine.publish import LiveRequest
-from engine.request import SamplingParams
-from engine.scheduler import Scheduler
-from engine.sequence import Sequence
-from engine.stream import OutputChannel
+from engine.request.params import SamplingParams
+from engine.schedule.roster import Roster
+from engine.schedule.scheduler import Scheduler
+from engine.schedule.sequence import Sequence
+from engine.serving.inbox import Inbox
+from engine.serving.live_request import LiveRequest
+from engine.serving.stream import OutputChannel
 from engine.text.tokenizer import TextTokenizer
-from engine.trace import PHASES, IterationRecord
 from loader.checkpoint import open_checkpoint
 from loader.demo import demo_checkpoint
 from perf.null_device import NullDevice
@@ -147,8 +148,7 @@ async def run(tokenizer: TextTokenizer, case: Case) -> list[IterationRecord]:
     num_blocks = case.rows * (case.num_tokens // BLOCK_SIZE + 1)
     kv = KVManager([KVGroup(None, (0,))], num_blocks, BLOCK_SIZE, enable_prefix_caching=case.caching)
     scheduler = Scheduler(
-        kv,
-        max_num_seqs=case.rows,
+        Roster(kv, case.rows),
         max_num_batched_tokens=case.budget or case.rows * case.num_tokens,
         enable_chunked_prefill=True,
     )
@@ -165,7 +165,7 @@ async def run(tokenizer: TextTokenizer, case: Case) -> list[IterationRecord]:
         await asyncio.wait([task, done], return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             await task  # raises what ended the loop
-        return list(loop.observer.trace.iterations)[-STEPS:]
+        return list(loop.observer.records.iterations)[-STEPS:]
     finally:
         task.cancel()
         done.cancel()

@@ -5,7 +5,7 @@
 The demo model on the cpu device, through the offline API. The schemas want more than the tokens allowed, and the
 model's end does not end anything, so that both ways make `rows` * `tokens` tokens in the same steps. The ways take
 turns, after one round to warm up; a time is the least of its rounds. Recorded in perf/results/structured.json.
-Read next: docs/structured-output.md, `engine/masks.py`.
+Read next: docs/structured-output.md, `engine/grammar/masks.py`.
 """
 
 from time import perf_counter

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from engine.errors import InvalidRequest
-from engine.request import Delta, FinishReason, Logprob, SamplingParams, TokenLogprobMap
-from engine.stats import EngineStats
-from engine.stream import MERGE_TOKENS
-from engine.structured import StructuredOutputs
+from engine.observe.snapshot import EngineStats
+from engine.request.outputs import Delta, FinishReason, Logprob, TokenLogprobMap
+from engine.request.params import SamplingParams
+from engine.request.structured import StructuredOutputs
+from engine.serving.stream import MERGE_TOKENS
 from rpc.proto.engine.v1 import engine_pb2 as pb
 
 FINISH_REASONS: dict[FinishReason, pb.FinishReason.ValueType] = {

@@ -23,15 +23,15 @@ from engine.engine import Engine
 from engine.errors import ConfigError
 from rpc import router
 from rpc.auth import ApiKeys, Authentication
+from rpc.bad_messages import Decoding
 from rpc.calls import Calls
 from rpc.clock import Clock, MonotonicClock
-from rpc.decoding import Decoding
 from rpc.options import ServerOptions
 from rpc.proto.engine.v1 import engine_pb2 as pb
 from rpc.proto.engine.v1 import engine_pb2_grpc as pb_grpc
 from rpc.servicer import EngineServicer
 from rpc.tls import TlsFiles, server_credentials
-from rpc.tracing import TraceContext
+from rpc.trace_context import TraceContext
 from rpc.watchdog import Watchdog
 
 if TYPE_CHECKING:

@@ -17,8 +17,9 @@ import grpc
 
 from engine.engine import Engine
 from engine.errors import InvalidRequest
-from engine.stream import OutputStream
-from engine.trace import Profile, chrome_trace
+from engine.observe.chrome_trace import chrome_trace
+from engine.observe.records import Profile
+from engine.serving.stream import OutputStream
 from rpc import convert
 from rpc.auth import TENANT
 from rpc.calls import Calls, loaded, own_id, serving

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine import cli
+from engine.cli import main as cli
 from loader.demo import demo_checkpoint
 from loader.errors import CheckpointError
 from tests.browser import CHROMIUM, DRIVER, Browser, chromium

@@ -1,4 +1,4 @@
-// Philox4x32-10 (Salmon et al., SC 2011) and Gumbel noise: the bits of engine/sampling/philox.py.
+// Philox4x32-10 (Salmon et al., SC 2011) and Gumbel noise: the bits of engine/devices/cpu/sampling/philox.py.
 #pragma once
 #include "common/ptx.cuh"
 

@@ -1,4 +1,4 @@
-// Sampling v0: one block per sample makes a token of a row of logits. The rules are those of engine/sampling/sampler.py.
+// Sampling v0: one block per sample makes a token of a row of logits. The rules are those of engine/devices/cpu/sampling/sampler.py.
 //
 // Rules, then greedy, or: min-p, top-k, top-p, each on what the one before left, over softmax(logits / temperature),
 // then the argmax of logit / temperature + Gumbel noise. A logit that is NaN or +inf, or all -inf, is a fault.

@@ -1,15 +1,15 @@
 """Devices: choosing one, its memory facts before anything is loaded, opening it.
 
-Read next: `engine/devices/protocol.py`, what the loop may ask of a device; `engine/devices/ops.py`, what a model may.
+Read next: `engine/devices/protocol.py`, what the loop may ask of a device; `engine/models/ops.py`, what a model may.
 """
 
 import logging
 from dataclasses import replace
 
 from engine.config import DeviceKind, EngineConfig
+from engine.devices.memory import MemoryFacts
 from engine.devices.protocol import Device
 from engine.errors import ConfigError
-from engine.memory import MemoryFacts
 from loader.checkpoint import Checkpoint
 
 logger = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 A sequence's references are a lease: `begin` and `grow` add to it, `detach` ends it, and what
 `detach` returns goes to `release`, at once or through the fence. A block enters the index only
-when its contents are computed and settled; hits are whole blocks. Read next: `engine/scheduler.py`.
+when its contents are computed and settled; hits are whole blocks. Read next: `engine/schedule/scheduler.py`.
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from engine.kv.events import BlockFeed, Parent, Stored
 from engine.kv.groups import KVGroup
 from engine.kv.pool import BlockPool
-from engine.kv.prefix import Entry, PrefixIndex, token_key
+from engine.kv.prefix import CachedBlock, PrefixIndex, token_key
 from engine.plan import BlockCopy
 
 
@@ -77,16 +77,16 @@ class KVManager:
         """Blocks that hold `num_tokens`."""
         return -(-num_tokens // self.block_size)
 
-    def match(self, token_ids: Sequence[int], root: str) -> list[list[Entry]]:
+    def match(self, token_ids: Sequence[int], root: str) -> list[list[CachedBlock]]:
         """Longest run of cached blocks that begin `token_ids`, equally long in every group.
 
         At least the last token is left to compute, so 16 tokens match nothing and 17 match 16.
         """
         limit = (len(token_ids) - 1) // self.block_size if self.enable_prefix_caching else 0
         keys: list[bytes] = []
-        runs: list[list[Entry]] = []
+        runs: list[list[CachedBlock]] = []
         for index in self._indexes:
-            run: list[Entry] = []
+            run: list[CachedBlock] = []
             parent: Parent = root
             while len(run) < limit:
                 if len(keys) == len(run):
@@ -109,7 +109,7 @@ class KVManager:
             freed.append(sum(pool.refs(block) == n for block, n in held.items()))
         return min(freed)
 
-    def begin(self, runs: list[list[Entry]], num_tokens: int, root: str) -> list[BlockTable] | None:
+    def begin(self, runs: list[list[CachedBlock]], num_tokens: int, root: str) -> list[BlockTable] | None:
         """Tables that share the matched `runs` and have room for `num_tokens`; None if it does not fit."""
         needed = self.blocks_for(num_tokens)
         for pool, run in zip(self._pools, runs, strict=True):

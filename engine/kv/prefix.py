@@ -14,7 +14,7 @@ from typing import NamedTuple
 from engine.kv.events import BlockEvent, BlockFeed, Parent, Removed, Stored
 
 
-class Entry(NamedTuple):
+class CachedBlock(NamedTuple):
     """A block in the index and the uid of its contents."""
 
     block: int
@@ -30,7 +30,7 @@ class PrefixIndex:
     """Maps block contents to blocks; holds no references and no token lists."""
 
     def __init__(self) -> None:
-        self._entries: dict[tuple[Parent, bytes], Entry] = {}
+        self._entries: dict[tuple[Parent, bytes], CachedBlock] = {}
         self._keys: dict[int, tuple[Parent, bytes]] = {}
         self._last_uid = 0
         self._feeds: list[BlockFeed] = []
@@ -38,17 +38,17 @@ class PrefixIndex:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def find(self, parent: Parent, tokens: bytes) -> Entry | None:
+    def find(self, parent: Parent, tokens: bytes) -> CachedBlock | None:
         """The entry holding `tokens` after `parent`."""
         return self._entries.get((parent, tokens))
 
-    def insert(self, parent: Parent, tokens: bytes, block: int) -> Entry:
+    def insert(self, parent: Parent, tokens: bytes, block: int) -> CachedBlock:
         """Name the contents of `block`. The key must be absent and the block unnamed."""
         key = (parent, tokens)
         if key in self._entries or block in self._keys:
             raise ValueError(f"block {block} or its contents are in the index already")
         self._last_uid += 1
-        entry = self._entries[key] = Entry(block, self._last_uid)
+        entry = self._entries[key] = CachedBlock(block, self._last_uid)
         self._keys[block] = key
         if self._feeds:
             self._tell(Stored(parent, tokens, entry.uid))

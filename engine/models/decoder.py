@@ -4,7 +4,7 @@
 Parameter names are those of `loader/parameters.py`.
 """
 
-from engine.devices.ops import Ops, Tensor
+from engine.models.ops import Ops, Tensor
 from loader.decoder import DecoderConfig
 
 

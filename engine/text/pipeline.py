@@ -6,7 +6,7 @@ return concatenates to the choice's text; nothing stays held after either has en
 
 from collections.abc import Callable, Sequence
 
-from engine.request import SamplingParams
+from engine.request.params import SamplingParams
 from engine.text.detokenizer import Detokenizer
 from engine.text.stop import StopMatcher
 from engine.text.tokenizer import TextTokenizer

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from engine import LLM, SamplingParams
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.trace import PHASES, IterationRecord
+from engine.observe.records import PHASES, IterationRecord
 from loader.decoder import DecoderConfig
 from loader.parameters import parameter_table
 from perf.gpu.golden import BOUND, GOLDEN, NAMES, rounded_frequencies

@@ -25,7 +25,7 @@ from rpc.http.fields import Fields
 from rpc.http.metrics import HttpMetrics
 from rpc.http.service import Service
 from rpc.http.state import LiveState
-from rpc.tracing import HttpTraceContext
+from rpc.trace_context import HttpTraceContext
 
 _Routes: TypeAlias = tuple[tuple[str, str, Callable[[Service, Fields], Awaitable[ASGIApp]]], ...]
 """Method, path, handler."""

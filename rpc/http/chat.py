@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 
 from engine.engine import Engine
-from engine.request import Delta, FinishReason
+from engine.request.outputs import Delta, FinishReason
 from engine.text.tools import TextDelta, ToolCallArguments, ToolCallStart, ToolEvent
 from rpc.http.endpoint import REQUEST_ID
 from rpc.http.errors import renamed

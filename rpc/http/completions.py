@@ -14,7 +14,8 @@ from starlette.types import ASGIApp
 
 from engine.engine import Engine
 from engine.errors import InvalidRequest
-from engine.request import Delta, SamplingParams
+from engine.request.outputs import Delta
+from engine.request.params import SamplingParams
 from rpc.http.endpoint import REQUEST_ID
 from rpc.http.errors import renamed
 from rpc.http.events import EventStream, Write

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from engine.request import Logprob, TokenLogprobMap
+from engine.request.outputs import Logprob, TokenLogprobMap
 from engine.text.tokenizer import CUT
 
 

@@ -2,7 +2,7 @@
 
 Names and labels are those of prometheus-fastapi-instrumentator, which vLLM's server uses and its dashboards query.
 Invariant: no label comes from a request: `handler` is a route, `status` a class such as 2xx.
-Read next: `engine/metrics.py`.
+Read next: `engine/observe/prometheus.py`.
 """
 
 from collections.abc import Iterator
@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, Metric
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from engine.counters import Histogram
-from engine.metrics import histogram_family
+from engine.observe.counters import Histogram
+from engine.observe.prometheus import histogram_family
 from rpc.clock import Clock
 
 STATUSES = ("2xx", "3xx", "4xx", "5xx")

@@ -10,8 +10,8 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
 
-from engine.request import Delta
-from engine.stream import OutputStream
+from engine.request.outputs import Delta
+from engine.serving.stream import OutputStream
 from rpc.calls import Calls
 from rpc.http.errors import renamed
 

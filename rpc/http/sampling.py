@@ -7,8 +7,8 @@ import re
 from typing import Any
 
 from engine.errors import InvalidRequest
-from engine.request import SamplingParams
-from engine.structured import StructuredOutputs
+from engine.request.params import SamplingParams
+from engine.request.structured import StructuredOutputs
 from loader.checkpoint import GenerationConfig
 from rpc.http.fields import Fields
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 
 from engine.engine import Engine
-from engine.request import SamplingParams
-from engine.stream import OutputStream
+from engine.request.params import SamplingParams
+from engine.serving.stream import OutputStream
 from engine.text.chat import ChatTemplate
 from engine.text.tools import tool_format
 from rpc.auth import TENANT, ApiKeys

@@ -14,10 +14,10 @@ import numpy.typing as npt
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from engine.info import ModelInfo
 from engine.kv.pool import CACHED, FREE, SHARED, USED
-from engine.snapshot import HistogramView, SequenceView, Snapshot
-from engine.trace import IterationRecord
+from engine.observe.model_info import ModelInfo
+from engine.observe.records import IterationRecord
+from engine.observe.snapshot import HistogramView, SequenceView, Snapshot
 from rpc.calls import loaded
 from rpc.clock import Clock
 from rpc.http.fields import Fields

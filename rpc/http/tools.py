@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from engine.errors import InvalidRequest
-from engine.structured import StructuredOutputs
+from engine.request.structured import StructuredOutputs
 from engine.text.tools import ToolCallArguments, ToolCallStart, ToolEvent, ToolParser, tool_parser
 from rpc.http.fields import Fields
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
-from engine.request import Delta, SamplingParams, TokenLogprobMap
+from engine.request.outputs import Delta, TokenLogprobMap
+from engine.request.params import SamplingParams
 
 
 class Answers:

@@ -10,8 +10,8 @@ from typing import Any
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 from engine.errors import InvalidRequest
-from engine.request import SamplingParams
-from engine.structured import StructuredOutputs
+from engine.request.params import SamplingParams
+from engine.request.structured import StructuredOutputs
 from loader.checkpoint import GenerationConfig
 
 _NOT_SERVED = (

@@ -27,8 +27,9 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 from engine.engine import Engine
 from engine.errors import ConfigError, EngineStopped, InvalidRequest
 from engine.kv.events import BlockFeed
-from engine.request import Delta, SamplingParams
-from engine.stream import OutputStream, merge
+from engine.request.outputs import Delta
+from engine.request.params import SamplingParams
+from engine.serving.stream import OutputStream, merge
 from loader.checkpoint import CONFIG_FILE
 from loader.fields import read_json_object
 from rpc.auth import TENANT

@@ -11,7 +11,8 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.request import SamplingParams, TokenLogprobMap
+from engine.request.outputs import TokenLogprobMap
+from engine.request.params import SamplingParams
 from tests.gpu_without_gpu import fake_cupy
 
 ARCH = "compute_80"

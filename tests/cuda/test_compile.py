@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from engine.cli import cli
+from engine.cli.main import cli
 from engine.config import EngineConfig
 from engine.devices import memory_facts
 from engine.devices.cuda.registry import KernelRegistry, Variant

@@ -19,8 +19,8 @@ from engine.devices import memory_facts, open_device, select_device
 from engine.devices.cuda.device import CudaDevice
 from engine.devices.cuda.registry import KernelRegistry
 from engine.devices.cuda.shape import CudaShape, cuda_shape
+from engine.devices.memory import plan_memory
 from engine.errors import ConfigError, DeviceFault, StepFault
-from engine.memory import plan_memory
 from engine.plan import PLACEHOLDER, BlockUpdate, SampleBatch, StepPlan, StepResult
 from loader.checkpoint import open_checkpoint
 from loader.decoder import DecoderConfig

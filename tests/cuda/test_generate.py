@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.request import SamplingParams
+from engine.request.params import SamplingParams
 from tests.conftest import GOLDEN
 from tests.cuda.checkpoints import VOCAB, cut_smollm2
 from tests.cuda.generating import Request, Run, assert_same_but_for_near_ties, generate, gpu, greedy

@@ -18,8 +18,8 @@ from engine.devices.cuda.registry import SOURCES
 from tests.cuda import kernels, test_attention, test_gemm, test_layers, test_sampling
 from tests.cuda.kernels import SCHEDULES, CpuRegistry
 from tests.devices.driver import GREEDY
+from tests.devices.sampling.test_rules import applied
 from tests.gpu_without_gpu.executor import LaunchError
-from tests.sampling.test_rules import applied
 
 SAMPLE = 6
 """One mutation in this many runs in CI."""

@@ -1,4 +1,4 @@
-"""Sampling against tests/sampling/reference.py and the cpu device's sampler: ids, rules, state, logprobs."""
+"""Sampling against tests/devices/sampling/reference.py and the cpu device's sampler: ids, rules, state, logprobs."""
 
 from dataclasses import replace
 from typing import Any
@@ -13,11 +13,11 @@ from engine.devices.cuda.registry import SOURCES
 from engine.plan import RowState
 from tests.cuda.kernels import SCHEDULES, CpuRegistry
 from tests.devices.driver import GREEDY
+from tests.devices.sampling import test_sampler as cpu
+from tests.devices.sampling.reference import gumbel_noise, kept_tokens, log_softmax, philox_words
+from tests.devices.sampling.test_rules import applied
 from tests.gpu_without_gpu import executor
 from tests.gpu_without_gpu.executor import poisoned
-from tests.sampling import test_sampler as cpu
-from tests.sampling.reference import gumbel_noise, kept_tokens, log_softmax, philox_words
-from tests.sampling.test_rules import applied
 
 pytestmark = pytest.mark.cuda
 

@@ -5,18 +5,19 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from engine.beam import BeamRequest
-from engine.inbox import Inbox
+from engine.grammar.masks import Masks
 from engine.kv.groups import KVGroup
 from engine.loop import EngineLoop
-from engine.masks import Masks
-from engine.observer import Observer
-from engine.publish import LiveRequest
-from engine.request import Delta, SamplingParams
-from engine.scheduler import Scheduler
-from engine.stream import OutputChannel, OutputStream
+from engine.observe.observer import Observer
+from engine.request.outputs import Delta
+from engine.request.params import SamplingParams
+from engine.schedule.scheduler import Scheduler
+from engine.serving.beam import BeamRequest
+from engine.serving.inbox import Inbox
+from engine.serving.live_request import LiveRequest
+from engine.serving.stream import OutputChannel, OutputStream
 from tests.engine.fake_device import ONE_GROUP, FakeDevice, NextToken, hashed
-from tests.engine.rig import BLOCK, make_choices, scheduler_for
+from tests.schedule.rig import BLOCK, make_choices, scheduler_for
 
 
 class Server:
@@ -31,6 +32,7 @@ class Server:
         masks: Masks | None = None,
     ) -> None:
         self.scheduler = scheduler
+        self.roster = scheduler.roster
         self.device = device
         self.inbox = inbox
         self.loop = EngineLoop(scheduler, device, inbox, observer, masks)
@@ -64,14 +66,14 @@ class Server:
         """Run until nothing is left to do."""
         self.device.open(10**9)
         await self.inbox.control(lambda: None)
-        await self.loop.without_requests.wait()
-        await self.until(lambda: self.scheduler.is_idle)
+        await self.loop.requests.is_empty.wait()
+        await self.until(lambda: self.roster.is_idle)
 
     async def is_clean(self) -> bool:
         """No request, block or row is left; the loop is asleep."""
         await self.settle()
-        problems = await self.inbox.control(self.scheduler.audit)
-        kv = self.scheduler.kv
+        problems = await self.inbox.control(self.roster.audit)
+        kv = self.roster.kv
         return problems == [] and kv.num_available == kv.num_blocks
 
     async def until(self, condition: Callable[[], bool]) -> None:

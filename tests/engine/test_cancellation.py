@@ -112,7 +112,7 @@ async def test_cancelling_a_control_does_not_hurt_the_loop() -> None:
     async with serving(free_running=False) as server:
         stream = server.generate([1], 3)
         await server.until(lambda: len(server.device.plans) == 2)
-        waiting: Coroutine[Any, Any, Any] = server.inbox.control(server.scheduler.audit)
+        waiting: Coroutine[Any, Any, Any] = server.inbox.control(server.roster.audit)
         task = asyncio.create_task(waiting)
         await asyncio.sleep(0)
         task.cancel()

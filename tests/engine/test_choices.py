@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from engine.errors import InvalidRequest
-from engine.request import Delta, SamplingParams
+from engine.request.outputs import Delta
+from engine.request.params import SamplingParams
 from tests.engine.fake_device import expected, ranked
 from tests.engine.server import Server, collect, serving
 
@@ -119,7 +120,7 @@ async def test_beams_survive_preemption_and_neighbours() -> None:
         assert [await s for s in searches] == [wanted, wanted]
         for i, task in enumerate(neighbours):
             assert by_choice(await task) == {0: expected([i] * 6, 24)}
-        assert server.scheduler.num_preemptions > 0
+        assert server.roster.num_preemptions > 0
         assert await server.is_clean()
 
 

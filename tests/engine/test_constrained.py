@@ -11,8 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from engine.errors import InvalidRequest, StepFault
-from engine.masks import Constrained, Masks
-from engine.sequence import Status
+from engine.grammar.masks import Constrained, Masks
 from tests.engine.fake_device import VOCAB, FakeDevice, expected
 from tests.engine.server import Server, collect, serving, tokens_of
 
@@ -49,11 +48,10 @@ class ChainMasks(Masks):
     def fill(self, num_rows: int, constrained: Seq[Constrained]) -> NDArray[np.uint32]:
         self.seen.append(list(self.device.log))
         masks = np.full((num_rows, WORDS), 0xFFFFFFFF, np.uint32)
-        for index, sequence in constrained:
-            if sequence.status is not Status.FINISHED:
-                grammar: Any = sequence.grammar
-                masks[index] = 0
-                masks[index, grammar.next // 32] = 1 << grammar.next % 32
+        grammar: Any
+        for index, grammar in constrained:
+            masks[index] = 0
+            masks[index, grammar.next // 32] = 1 << grammar.next % 32
         return masks
 
 
@@ -127,7 +125,7 @@ async def test_preemption_keeps_the_place_in_the_grammar() -> None:
     async with constrained(num_blocks=16, max_num_seqs=6) as (server, _):
         streams = [server.generate([i, i + 1], 30, **chain(100 * i)) for i in range(1, 7)]
         outputs = await asyncio.gather(*map(tokens_of, streams))
-        assert server.scheduler.num_preemptions > 0
+        assert server.roster.num_preemptions > 0
         assert await server.is_clean()
     assert outputs == [list(range(100 * i, 100 * i + 30)) for i in range(1, 7)]
 

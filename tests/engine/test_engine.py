@@ -15,9 +15,9 @@ import pytest
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import ConfigError, DeviceFault, EngineStopped, InvalidRequest, OverCapacity
-from engine.grammar import Grammar, GrammarCompiler
-from engine.request import SamplingParams
-from engine.structured import StructuredOutputs
+from engine.grammar.grammar import Grammar, GrammarCompiler
+from engine.request.params import SamplingParams
+from engine.request.structured import StructuredOutputs
 from tests.engine.fake_device import FakeDevice, expected
 from tests.engine.server import collect, tokens_of
 

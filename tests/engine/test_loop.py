@@ -49,14 +49,14 @@ async def test_blocks_freed_in_flight_wait_for_their_fence() -> None:
     async with serving(free_running=False, num_blocks=6) as server:
         first = server.generate([1] * 8, 8)
         await server.until(lambda: len(server.device.plans) == 2)
-        blocks = set(server.scheduler.running[0].tables[0].blocks)
+        blocks = set(server.roster.running[0].tables[0].blocks)
         first.cancel()
         second = server.generate([2] * 8, 4)
         server.device.open(1)
         await server.until(lambda: len(server.device.plans) == 3)
         taken = {b for u in server.device.plans[2].block_updates for b in u.blocks}
         assert not taken & blocks
-        assert server.scheduler.fence
+        assert server.roster.fence
         server.device.open(99)
         assert await tokens_of(second) == expected([2] * 8, 4)
         assert await server.is_clean()
@@ -86,7 +86,7 @@ async def test_waiting_requests_count_against_the_queue() -> None:
         await server.until(lambda: len(server.device.plans) == 2)
         streams += [server.generate([i], 3) for i in range(1, 3)]
         server.device.open(1)
-        await server.until(lambda: server.scheduler.num_waiting == 2 and sum(server.inbox.waiting.values()) == 2)
+        await server.until(lambda: server.roster.num_waiting == 2 and sum(server.inbox.waiting.values()) == 2)
         with pytest.raises(OverCapacity):
             server.generate([7], 3)
         server.device.open(99)
@@ -200,4 +200,4 @@ async def test_draining_refuses_new_and_finishes_old() -> None:
         with pytest.raises(EngineStopped, match="draining"):
             await collect(late)
         assert await tokens_of(old) == expected([1], 9)
-        assert server.loop.without_requests.is_set()
+        assert server.loop.requests.is_empty.is_set()

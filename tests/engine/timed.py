@@ -7,14 +7,14 @@ from typing import Any
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine.counters import Counters
-from engine.inbox import Inbox
-from engine.metrics import EngineCollector
-from engine.observer import Observer
+from engine.observe.counters import Counters
+from engine.observe.observer import Observer
+from engine.observe.prometheus import EngineCollector
 from engine.plan import SampleBatch, StepPlan, StepResult
+from engine.serving.inbox import Inbox
 from tests.engine.fake_device import FakeDevice, FakeTicket
-from tests.engine.rig import BLOCK, scheduler_for
 from tests.engine.server import Server
+from tests.schedule.rig import BLOCK, scheduler_for
 
 FORWARD, SAMPLE, STEP = 1.0, 0.5, 10.0
 """Seconds that the device's calls take. Binary fractions, so that sums are exact."""
@@ -57,7 +57,7 @@ class TimedServer(Server):
         self.clock = FakeClock()
         device = TimedDevice(self.clock, num_blocks=num_blocks, block_size=BLOCK, max_num_seqs=max_num_seqs, gated=True)
         scheduler = scheduler_for(device, budget)
-        self.observer = Observer(scheduler, Counters(1000), self.clock, spans)
+        self.observer = Observer(scheduler.roster, Counters(1000), self.clock, spans)
         self.registry = CollectorRegistry()
         self.registry.register(
             EngineCollector(

@@ -9,8 +9,9 @@ import pytest
 import engine.llm
 from engine.config import EngineConfig
 from engine.errors import EngineStopped, InvalidRequest, OverCapacity
-from engine.request import Delta, SamplingParams
-from engine.stream import OutputChannel, OutputStream
+from engine.request.outputs import Delta
+from engine.request.params import SamplingParams
+from engine.serving.stream import OutputChannel, OutputStream
 from engine.text.chat import ChatOptions, ChatTemplate, Message, render_chat
 from engine.text.tokenizer import TextTokenizer
 from tests.text import samples

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from engine import LLM, SamplingParams
-from engine.request import RequestOutput
+from engine.request.outputs import RequestOutput
 from loader.checkpoint import open_checkpoint
 from loader.weights import plan_weights
 from tests.conftest import GOLDEN

@@ -6,8 +6,8 @@ import pytest
 
 from engine import LLM, SamplingParams
 from engine.errors import InvalidRequest
-from engine.request import CompletionOutput, Delta, Logprob, RequestOutput
-from engine.stream import OutputChannel
+from engine.request.outputs import CompletionOutput, Delta, Logprob, RequestOutput
+from engine.serving.stream import OutputChannel
 from tests.llm.conftest import ScriptedEngine
 
 

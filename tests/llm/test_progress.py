@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from engine import LLM
-from engine.progress import prompt_progress
-from engine.request import CompletionOutput, RequestOutput
+from engine.llm import prompt_progress
+from engine.request.outputs import CompletionOutput, RequestOutput
 from tests.llm.conftest import ScriptedEngine
 
 

@@ -9,8 +9,8 @@ import pytest
 import engine.llm
 from engine import LLM
 from engine.errors import InvalidRequest, RequestFault
-from engine.request import RequestOutput
-from engine.stream import OutputChannel
+from engine.request.outputs import RequestOutput
+from engine.serving.stream import OutputChannel
 from tests.llm.conftest import ScriptedEngine, echo, hang
 
 

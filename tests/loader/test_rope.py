@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.config import EngineConfig
+from engine.devices.memory import MemoryFacts, plan_memory
 from engine.errors import ConfigError
-from engine.memory import MemoryFacts, plan_memory
 from loader.architectures import decoder_config
 from loader.decoder import RopeConfig
 from loader.errors import CheckpointError

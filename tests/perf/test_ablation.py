@@ -10,7 +10,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from engine.request import Delta, SamplingParams
+from engine.request.outputs import Delta
+from engine.request.params import SamplingParams
 from perf.ablation import TABLE, Row, check_outputs, main, merged
 from perf.ablation_workloads import Measured, Request, at_once, in_batches, in_turns, long_among_short, recomputing
 from tests.rpc.real import make_checkpoint

@@ -17,8 +17,8 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 from smg_grpc_proto.generated import vllm_engine_pb2_grpc as pb_grpc
 
 from engine.errors import OverCapacity
-from engine.request import Logprob
-from engine.structured import StructuredOutputs
+from engine.request.outputs import Logprob
+from engine.request.structured import StructuredOutputs
 from loader.checkpoint import GenerationConfig
 from rpc.router.params import sampling_params
 from tests.router.checkpoint import TEMPLATE

@@ -12,11 +12,11 @@ from types import SimpleNamespace
 from prometheus_client import CollectorRegistry
 
 from engine.errors import EngineError, EngineStopped, InvalidRequest
-from engine.request import Delta, SamplingParams
-from engine.snapshot import Snapshot
-from engine.stats import EngineStats, TenantStats
-from engine.stream import OutputChannel, OutputStream
-from engine.trace import IterationRecord, Profile, RequestRecord
+from engine.observe.records import IterationRecord, Profile, RequestRecord
+from engine.observe.snapshot import EngineStats, Snapshot, TenantStats
+from engine.request.outputs import Delta
+from engine.request.params import SamplingParams
+from engine.serving.stream import OutputChannel, OutputStream
 from loader.checkpoint import GenerationConfig
 
 INFO = SimpleNamespace(

@@ -6,10 +6,10 @@ The engine is replaced before the command imports it; a prompt "hold" never gets
 import sys
 from types import ModuleType
 
-from engine import cli
+from engine.cli import main as cli
 from engine.errors import ConfigError
-from engine.request import SamplingParams
-from engine.stream import OutputStream
+from engine.request.params import SamplingParams
+from engine.serving.stream import OutputStream
 from tests.rpc.fake_engine import FakeEngine
 
 

@@ -10,8 +10,9 @@ from google.rpc import code_pb2, error_details_pb2
 from grpc_status import rpc_status
 
 from engine.errors import DeviceFault, EngineStopped, InvalidRequest, OverCapacity, RequestFault
-from engine.request import Logprob, SamplingParams
-from engine.structured import StructuredOutputs
+from engine.request.outputs import Logprob
+from engine.request.params import SamplingParams
+from engine.request.structured import StructuredOutputs
 from loader.errors import CheckpointError
 from rpc import client as rpc_client
 from rpc import convert

@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from engine.errors import ConfigError, DeviceFault, EngineStopped
-from engine.info import ModelInfo
+from engine.observe.model_info import ModelInfo
 from rpc.options import ServerOptions
 from rpc.proto.engine.v1 import engine_pb2 as pb
 from rpc.server import Server

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from engine.request import Logprob
-from engine.stream import MERGE_TOKENS
+from engine.request.outputs import Logprob
+from engine.serving.stream import MERGE_TOKENS
 from rpc.client import Client
 from rpc.proto.engine.v1 import engine_pb2 as pb
 from tests.rpc.conftest import Served

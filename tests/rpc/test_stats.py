@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from engine.errors import OverCapacity
-from engine.stats import EngineStats, TenantStats
+from engine.observe.snapshot import EngineStats, TenantStats
 from rpc.client import retry_delay
 from rpc.pace import Pace
 from rpc.proto.engine.v1 import engine_pb2 as pb

@@ -20,5 +20,5 @@ async def test_random_events_leak_nothing_and_change_no_stream(soak_events: int)
             error.add_note(f"World({seed})")
             raise
         num_checked += len(world.requests)
-        num_preemptions += world.server.scheduler.num_preemptions
+        num_preemptions += world.server.roster.num_preemptions
     assert num_checked > soak_events // 20 and num_preemptions > 0

@@ -122,7 +122,7 @@ async def test_requests_that_come_and_go_leak_nothing(smollm2: Path, soak_reques
         assert await is_clean(engine)
         assert soak.num_exact + soak.num_left == soak_requests
         assert min(soak.num_exact, soak.num_left) > soak_requests // 5
-        assert engine._loop is not None and engine._loop.scheduler.num_preemptions > 0
+        assert engine._loop is not None and engine._loop.roster.num_preemptions > 0
     finally:
         server.stop()
         await asyncio.wait([run])

@@ -13,8 +13,8 @@ from typing import Any
 
 from engine.errors import StepFault
 from engine.kv.groups import KVGroup
-from engine.request import Delta
-from engine.stream import OutputStream
+from engine.request.outputs import Delta
+from engine.serving.stream import OutputStream
 from tests.engine.fake_device import expected, ranked
 from tests.engine.server import serving
 from tests.engine.test_choices import by_choice, naive_beam_search
@@ -126,7 +126,7 @@ class World:
                 await self._event()
                 self.num_events += 1
                 if self.num_events % AUDIT_EVERY == 0:
-                    self._control(self.server.scheduler.audit)
+                    self._control(self.server.roster.audit)
             await self._quiesce()
         for request in self.requests:
             request.check()
@@ -226,7 +226,7 @@ class World:
             gc.collect()
 
     async def _reset(self) -> None:
-        self._control(self.server.scheduler.kv.reset_prefix_cache)
+        self._control(self.server.roster.kv.reset_prefix_cache)
 
     async def _fail_a_step(self) -> None:
         plans = self.server.device.plans

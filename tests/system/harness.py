@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from engine.engine import Engine
-from engine.request import Delta, SamplingParams, TokenLogprobMap
-from engine.stream import OutputStream
+from engine.request.outputs import Delta, TokenLogprobMap
+from engine.request.params import SamplingParams
+from engine.serving.stream import OutputStream
 
 
 @dataclass
@@ -114,7 +115,7 @@ async def is_clean(engine: Engine) -> bool:
     """No block or row is held any more, and the books balance."""
     loop = engine._loop
     assert loop is not None
-    while not loop.scheduler.is_idle:
+    while not loop.roster.is_idle:
         await asyncio.sleep(0.001)
-    kv = loop.scheduler.kv
+    kv = loop.roster.kv
     return await engine.audit() == [] and kv.num_available == kv.num_blocks

@@ -15,7 +15,7 @@ import pytest_asyncio
 
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.request import SamplingParams
+from engine.request.params import SamplingParams
 from tests.conftest import GOLDEN
 from tests.system.harness import answer_of, ask, is_clean, values
 

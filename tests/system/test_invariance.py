@@ -98,7 +98,7 @@ async def test_preemption(dtype: str, alone: list[Answer]) -> None:
         for seed in range(2):
             assert await ask_among(engine, PROBES, VOCAB, seed) == alone
         loop = engine._loop
-        assert loop is not None and loop.scheduler.num_preemptions > 10
+        assert loop is not None and loop.roster.num_preemptions > 10
         assert await is_clean(engine)
 
 

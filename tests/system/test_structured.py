@@ -11,7 +11,7 @@ import pytest
 
 from engine import LLM, SamplingParams, StructuredOutputs
 from engine.errors import InvalidRequest, RequestFault
-from engine.request import CompletionOutput
+from engine.request.outputs import CompletionOutput
 
 PERSON = {
     "type": "object",

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from engine.request import SamplingParams
+from engine.request.params import SamplingParams
 from engine.text.pipeline import TextPipeline
 from engine.text.tokenizer import TextTokenizer
 from tests.text.samples import byte_fallback, byte_level

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import InvalidRequest
-from engine.request import SamplingParams
+from engine.request.params import SamplingParams
 from engine.text.stop import StopMatcher
 
 

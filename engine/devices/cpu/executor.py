@@ -22,6 +22,9 @@ from engine.devices.cpu.model import CpuModel, ModelShape
 from engine.devices.cpu.products import packed_product
 from engine.devices.cpu.program import tokens_per_unit
 from engine.devices.cpu.rows import Rows
+from engine.devices.cpu.sampling.params import PARAMS
+from engine.devices.cpu.sampling.rules import gather_rules
+from engine.devices.cpu.sampling.sampler import sample_rows, token_logprobs
 from engine.devices.cpu.team import Team
 from engine.devices.cpu.weights import Weights
 from engine.kv.groups import kv_groups
@@ -38,9 +41,6 @@ from engine.plan import (
     StepResult,
     TokenLogprobs,
 )
-from engine.sampling.params import PARAMS
-from engine.sampling.rules import gather_rules
-from engine.sampling.sampler import sample_rows, token_logprobs
 from loader.weights import WeightSource
 
 LogitsHook = Callable[[Int32Array, Float32Array], None]

@@ -8,8 +8,8 @@ from engine.devices.cpu.layout import padded
 from engine.devices.cpu.model import ModelShape, workspace_nbytes
 from engine.devices.cpu.products import packed_product
 from engine.devices.cpu.weights import packed_nbytes
+from engine.devices.memory import MemoryFacts
 from engine.errors import ConfigError
-from engine.memory import MemoryFacts
 from loader.decoder import DecoderConfig
 from loader.parameters import parameter_table
 

@@ -7,9 +7,9 @@ entries of block tables beyond what a row has computed are never read.
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.devices.cpu.sampling.params import PARAMS
+from engine.devices.cpu.sampling.rules import RowRules, Rules, gather_rules
 from engine.plan import BlockUpdate, Int32Array, RowState
-from engine.sampling.params import PARAMS
-from engine.sampling.rules import RowRules, Rules, gather_rules
 
 
 class Rows:

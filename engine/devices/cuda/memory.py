@@ -5,7 +5,7 @@ from engine.devices.cuda.buffers import buffer_specs, specs_nbytes
 from engine.devices.cuda.rows import row_specs
 from engine.devices.cuda.shape import cuda_shape
 from engine.devices.cuda.weights import weights_nbytes
-from engine.memory import MemoryFacts
+from engine.devices.memory import MemoryFacts
 from loader.decoder import DecoderConfig
 
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.snapshot import HistogramView, SequenceView, Snapshot
-from engine.trace import IterationRecord
+from engine.observe.records import IterationRecord
+from engine.observe.snapshot import HistogramView, SequenceView, Snapshot
 from tests.rpc.fake_engine import STATS
 
 LATENCY = HistogramView((0.01, 0.1, 1.0), (0, 3, 1, 0), 0.53125)

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from engine.request import Logprob, SamplingParams
+from engine.request.outputs import Logprob
+from engine.request.params import SamplingParams
 from rpc.options import ServerOptions
 from tests.rpc.fake_engine import Submission
 from tests.rpc.http.conftest import Http, HttpServing
@@ -291,7 +292,7 @@ async def test_auto_can_be_switched_off(http_serving: HttpServing) -> None:
 
 
 def test_the_flag_offers_the_formats_there_are() -> None:
-    from engine.settings import kinds_of
+    from engine.cli.settings import kinds_of
     from engine.text.tools import TOOL_PARSERS
 
     assert kinds_of(ServerOptions)["tool_call_parser"].choices == ("auto", *TOOL_PARSERS)

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from openai.types import Completion
 
-from engine.request import Logprob, SamplingParams
+from engine.request.outputs import Logprob
+from engine.request.params import SamplingParams
 from tests.rpc.fake_engine import Submission
 from tests.rpc.http.conftest import Http
 from tests.rpc.http.stream import all_events

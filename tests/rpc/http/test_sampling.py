@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from engine.request import SamplingParams
-from engine.structured import StructuredOutputs
+from engine.request.params import SamplingParams
+from engine.request.structured import StructuredOutputs
 from loader.checkpoint import GenerationConfig
 from tests.rpc.http.conftest import Http
 

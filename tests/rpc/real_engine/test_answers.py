@@ -10,7 +10,8 @@ import pytest
 
 from engine.engine import Engine
 from engine.errors import OverCapacity
-from engine.request import Delta, SamplingParams
+from engine.request.outputs import Delta
+from engine.request.params import SamplingParams
 from rpc import convert
 from rpc.proto.engine.v1 import engine_pb2 as pb
 from tests.rpc.real import engine_config, make_checkpoint, word

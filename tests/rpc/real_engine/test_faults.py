@@ -11,8 +11,8 @@ import pytest
 
 from engine.errors import StepFault
 from engine.plan import SampleBatch, StepResult
-from engine.publish import LiveRequest
-from engine.settlement import Settled
+from engine.schedule.settle import Settled
+from engine.serving.live_request import LiveRequest
 from tests.rpc.real_engine.conftest import Real, joined, over_grpc
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -61,11 +61,11 @@ def break_text(real: Real, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def break_sampling(real: Real, monkeypatch: pytest.MonkeyPatch) -> None:
     """The logits of request "bad" hold nothing usable at its fourth token."""
-    device, scheduler = real.engine._device, real.engine._loop.scheduler
+    device, roster = real.engine._device, real.engine._loop.roster
     original = device.sample
 
     def sample(batch: SampleBatch) -> object:
-        bad = [s.row for s in scheduler.running if s.request_id == "bad" and s.num_output == 3]
+        bad = [s.row for s in roster.running if s.request_id == "bad" and s.num_output == 3]
         faulted = np.isin(batch.rows, bad)
         return BrokenTicket(original(batch), lambda result: replace(result, faulted=result.faulted | faulted))
 
@@ -74,7 +74,7 @@ def break_sampling(real: Real, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def break_step(real: Real, monkeypatch: pytest.MonkeyPatch) -> None:
     """One step that request "bad" is in fails as a whole."""
-    device, scheduler = real.engine._device, real.engine._loop.scheduler
+    device, roster = real.engine._device, real.engine._loop.roster
     original = device.sample
     failed: list[int] = []
 
@@ -83,7 +83,7 @@ def break_step(real: Real, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def sample(batch: SampleBatch) -> object:
         ticket = original(batch)
-        if not failed and any(s.request_id == "bad" and s.num_output == 3 for s in scheduler.running):
+        if not failed and any(s.request_id == "bad" and s.num_output == 3 for s in roster.running):
             failed.append(batch.step)
             return BrokenTicket(ticket, fail)
         return ticket

@@ -11,7 +11,7 @@ from typing import Any
 
 import numba
 
-_COMPILED = ("devices/cpu/kernels", "sampling")
+_COMPILED = ("devices/cpu/kernels", "devices/cpu/sampling")
 
 
 def _cache_folder() -> Path:

@@ -1,0 +1,1 @@
+"""`engine chat`: a conversation with a running server."""

@@ -1,0 +1,1 @@
+"""Structured output: a compiled grammar per output, and the masks of a step."""

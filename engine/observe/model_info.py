@@ -1,0 +1,42 @@
+"""ModelInfo: what is being served, as GetInfo, `/v1/models` and the metrics' labels tell it."""
+
+from dataclasses import dataclass
+
+from engine import __version__
+from engine.config import EngineConfig
+from engine.devices.memory import MemoryLedger
+from engine.devices.protocol import DeviceInfo
+from loader.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """What is being served."""
+
+    model: str
+    served_model_name: str
+    architecture: str
+    vocab_size: int
+    max_model_len: int
+    dtype: str
+    device: str
+    num_blocks: int
+    block_size: int
+    version: str
+
+
+def model_info(config: EngineConfig, checkpoint: Checkpoint, ledger: MemoryLedger, device: DeviceInfo) -> ModelInfo:
+    """The facts of an engine that has started."""
+    decoder = checkpoint.decoder
+    return ModelInfo(
+        model=config.model,
+        served_model_name=config.served_model_name or checkpoint.path.resolve().name,
+        architecture=decoder.architecture,
+        vocab_size=decoder.vocab_size,
+        max_model_len=ledger.max_model_len,
+        dtype=device.dtype,
+        device=f"{device.kind}: {device.name}",
+        num_blocks=ledger.num_blocks,
+        block_size=config.block_size,
+        version=__version__,
+    )

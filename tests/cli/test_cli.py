@@ -1,0 +1,202 @@
+"""The command line: flags, exit codes, one line per error; and `serve` and `generate` as processes."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from engine.cli import main as cli
+from engine.config import EngineConfig
+from loader.errors import CheckpointError
+from rpc.options import ServerOptions
+from tests.cli.conftest import Started
+from tests.conftest import Run
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_version(run: Run) -> None:
+    assert run("version") == (0, metadata.version("engine-llm") + "\n", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["serve"], "MODEL"),
+        (["serve", "a", "--model", "b"], "MODEL"),
+        (["serve", "a", "--port", "70000"], "--port"),
+        (["serve", "a", "--grace", "-1"], "--grace"),
+        (["serve", "a", "--max-num-seqs", "0"], "--max-num-seqs"),
+        (["serve", "a", "--max-num-batched-tokens", "many"], "--max-num-batched-tokens"),
+        (["serve", "a", "--max-num-batched-tokens", "3"], "max_num_batched_tokens"),
+        (["serve", "a", "--dtype", "float8"], "--dtype"),
+        (["serve", "a", "--bogus"], "--bogus"),
+        (["serve", "a", "--stream-interval", "0"], "--stream-interval"),
+        (["serve", "a", "--ssl-cert-reqs", "1"], "ssl_cert_reqs"),
+        (["serve", "a", "--ssl-keyfile", "k", "--port", "0"], "ssl_keyfile"),
+        (["serve", "a", "--api-key-file", "/no/such/keys", "--port", "0"], "/no/such/keys"),
+        (["serve", "a", "--port", "7777", "--metrics-port", "7777"], "metrics_port"),
+        (["generate", "x", "--ssl-keyfile", "k"], "ssl_keyfile"),
+        (["generate", "x", "--temperature", "-1"], "temperature"),
+        (["generate", "x", "--timeout", "0"], "--timeout"),
+        (["generate", "x", "--max-tokens", "-1"], "max_tokens"),
+        (["generate", "x", "--json-schema", "nothing-there.json"], "--json-schema"),
+        (["generate", "x", "--regex", "a", "--choice", "b"], "structured_outputs: give exactly one"),
+        (["import", "/no/such.gguf", "dir"], "/no/such.gguf"),
+        (["no-such-command"], "no-such-command"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_usage_error_is_one_line_that_names_it_and_exit_code_2(run: Run, arguments: list[str], says: str) -> None:
+    code, out, err = run(*arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("engine: error: ") and says in err
+
+
+def test_no_command_shows_the_help_and_fails(run: Run) -> None:
+    code, out, err = run()
+    assert (code, out) == (2, "")
+    assert "serve" in err and "generate" in err
+
+
+def test_serve_without_flags_takes_every_default(run: Run, started: Started) -> None:
+    assert run("serve", "/m")[0] == 0
+    assert run("serve", "--model", "/m")[0] == 0
+    assert started == [(EngineConfig(model="/m"), ServerOptions())] * 2
+
+
+def test_every_setting_has_a_flag(run: Run) -> None:
+    _, out, _ = run("serve", "--help")
+    for f in (*fields(EngineConfig), *fields(ServerOptions)):
+        assert f"--{f.name.replace('_', '-')}" in out
+
+
+def test_flags_reach_the_config(run: Run, started: Started) -> None:
+    code, _, err = run(
+        *("serve", "/m", "--served-model-name", "tiny", "--device", "cpu", "--dtype", "float32"),
+        *("--load-format", "dummy", "--max-model-len", "128", "--max-num-seqs", "2", "--max-num-batched-tokens", "8"),
+        *("--block-size", "4", "--kv-cache-memory-bytes", "1000", "--no-enable-prefix-caching"),
+        *("--enable-chunked-prefill", "--seed", "7", "--cpu-threads", "1", "--max-queued-requests", "5"),
+        *("--max-logprobs", "3", "--host", "::1", "--port", "0", "--grace", "0.5", "--max-message-bytes", "4096"),
+    )
+    assert (code, err) == (0, "")
+    config = EngineConfig(
+        model="/m", served_model_name="tiny", device="cpu", dtype="float32", load_format="dummy", max_model_len=128,
+        max_num_seqs=2, max_num_batched_tokens=8, block_size=4, kv_cache_memory_bytes=1000,
+        enable_prefix_caching=False, enable_chunked_prefill=True, seed=7, cpu_threads=1, max_queued_requests=5,
+        max_logprobs=3,
+    )  # fmt: skip
+    assert started == [(config, ServerOptions(host="::1", port=0, grace=0.5, max_message_bytes=4096))]
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (CheckpointError("/m", ["no config.json"]), "engine: error: /m: no config.json\n"),
+        (FileNotFoundError(2, "No such file", "/m"), "engine: error: [Errno 2] No such file: '/m'\n"),
+        (KeyError("x"), "engine: error: KeyError: 'x' (--debug shows where)\n"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_failure_is_one_line_and_exit_code_1(
+    run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception, line: str
+) -> None:
+    async def fail(config: EngineConfig, options: ServerOptions) -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "_serve", fail)
+    assert run("serve", "/m") == (1, "", line)
+    code, _, err = run("serve", "/m", "--debug")
+    assert code == 1
+    assert err.startswith("Traceback") and err.endswith(line)
+
+
+@pytest.mark.parametrize("command", [["generate", "x"], ["health"]], ids=lambda command: command[0])
+def test_no_server_is_a_failure_in_one_line(run: Run, command: list[str]) -> None:
+    code, out, err = run(*command, "--address", "127.0.0.1:1")
+    assert (code, out) == (1, "")
+    assert err.startswith("engine: error: UNAVAILABLE: ") and err.count("\n") == 1
+
+
+def test_version_imports_nothing_heavy() -> None:
+    program = (
+        "import engine.cli.main, sys; print({'grpc', 'numpy', 'tokenizers', 'jinja2', 'uvloop'} & set(sys.modules))"
+    )
+    assert subprocess.check_output([sys.executable, "-c", program], cwd=ROOT, text=True) == "set()\n"
+
+
+@contextmanager
+def process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """`engine ARGUMENTS` over an engine that echoes, in a process of its own; always ended."""
+    command = [sys.executable, "-m", "tests.rpc.serve_fake", *arguments]
+    with subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        try:
+            yield child
+        finally:
+            child.kill()
+
+
+@contextmanager
+def server(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A serving process and its address, which it printed."""
+    with process("serve", "/m", "--port", "0", *arguments) as child:
+        word, _, address = child.stdout.readline().strip().rpartition(" ")
+        assert word == "listening on"
+        while "serving" not in (line := child.stderr.readline()):
+            assert line, "the server ended"
+        yield child, address
+
+
+def engine(*arguments: str, stdin: str = "") -> tuple[int, str, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "engine", *arguments],
+        cwd=ROOT, input=stdin, text=True, capture_output=True, timeout=60,
+    )  # fmt: skip
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_serve_and_generate_as_processes() -> None:
+    with server() as (child, address):
+        assert engine("generate", "hé", "--address", address) == (0, "hé\n", "")
+        assert engine("generate", "--address", address, stdin="from stdin") == (0, "from stdin\n", "")
+        assert engine("generate", "--chat", "q", "--address", address) == (0, "user>q<assistant>\n", "")
+        assert engine("health", "--address", address) == (0, "SERVING\n", "")
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(30) == 0
+
+
+def test_a_taken_port_is_one_line_and_exit_code_1() -> None:
+    with server() as (_, address), process("serve", "/m", "--port", address.rpartition(":")[2]) as second:
+        out, err = second.communicate(timeout=30)
+        assert (second.returncode, out) == (1, "")
+        assert err == f"engine: error: cannot listen on {address}: address already in use\n"
+
+
+def test_what_does_not_fit_is_one_line_and_exit_code_2() -> None:
+    with process("serve", "/too/big", "--port", "0") as child:
+        _, err = child.communicate(timeout=30)
+        assert (child.returncode, err) == (2, "engine: error: kv_cache_memory_bytes: 1 is less than one block\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_a_drain_with_exit_code_0(number: signal.Signals) -> None:
+    with server("--grace", "3600") as (child, address), subprocess.Popen(
+        [sys.executable, "-m", "engine", "generate", "hold", "--address", address],
+        cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as client:  # fmt: skip
+        assert client.stdout.read(4) == "held"
+        child.send_signal(number)
+        while "draining" not in (line := child.stderr.readline()):
+            assert line, "the server did not wait for the live stream"
+        assert engine("health", "--address", address) == (1, "NOT_SERVING\n", "")
+        child.send_signal(number)
+        assert child.wait(30) == 0
+        _, err = client.communicate(timeout=30)
+        assert client.returncode == 1
+        assert err.startswith("engine: error: ") and err.count("\n") == 1

@@ -1,0 +1,85 @@
+"""SamplingParams and EngineConfig refuse what cannot work, by field."""
+
+import math
+from typing import Any
+
+import pytest
+
+from engine.config import EngineConfig, config_from_mapping
+from engine.errors import ConfigError, InvalidRequest
+from engine.request.params import SamplingParams
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *[("temperature", v) for v in (math.nan, math.inf, -0.5, True, "1", 1.1e38, 10**400, -(10**400))],
+        *[("top_p", v) for v in (math.nan, math.inf, -1.0, 0.0, 1.5)],
+        *[("min_p", v) for v in (math.nan, -0.1, 1.1)],
+        *[("top_k", v) for v in (-2, 1.5, 1 << 31)],
+        *[("length_penalty", v) for v in (-16.5, 17, 1e308, math.nan, 10**400)],
+        *[("presence_penalty", v) for v in (math.nan, math.inf, -math.inf, -2.1, 2.1)],
+        *[("frequency_penalty", v) for v in (math.nan, math.inf, -math.inf, -2.1, 2.1)],
+        *[("repetition_penalty", v) for v in (math.nan, math.inf, -1, 0, 1e-38, 1e39, 10**400)],
+        *[("logit_bias", {5: v}) for v in (math.nan, math.inf, -math.inf, 101, -101, 10**400, "1", True)],
+        *[("logit_bias", {i: 1.0}) for i in (-1, 1.0, "5", True)],
+        *[("allowed_token_ids", v) for v in ([], [-1], [True])],
+        *[("bad_words", v) for v in ([""], ["x" * 129], [5], ["x"] * 257)],
+        *[("seed", v) for v in (-1, 1 << 63, 0.5)],
+        *[("max_tokens", v) for v in (-1, 1.0)],
+        *[("min_tokens", v) for v in (-1, 17)],
+        *[("logprobs", v) for v in (-1, True)],
+        ("prompt_logprobs", -1),
+        ("stop", ""),
+        ("stop", ["ok", ""]),
+        ("stop", "x" * 1025),
+        ("stop", [str(i) for i in range(65)]),
+        ("stop_token_ids", [-1]),
+        ("stop_token_ids", list(range(257))),
+    ],
+)
+def test_a_bad_value_is_refused_by_name(field: str, value: Any) -> None:
+    """S01, S05, S11, R18, T15"""
+    with pytest.raises(InvalidRequest) as refused:
+        SamplingParams(**{field: value})
+    assert refused.value.field == field
+    assert str(refused.value).startswith(f"{field}: ")
+
+
+@pytest.mark.parametrize("field", ["n", "top_k", "temperature"])
+def test_a_number_that_python_does_not_write_out_is_refused_by_name(field: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"^{field}: an integer of 16610 bits is out of range"):
+        SamplingParams(**{field: -(10**5000)})
+
+
+def test_good_values_pass_and_are_normalised() -> None:
+    params = SamplingParams(temperature=5e-324, top_p=1e-9, top_k=-1, seed=0, stop=["a", "b", "a"], max_tokens=None)
+    assert params.stop_strings == ("a", "b")
+    assert SamplingParams(stop="x").stop_strings == ("x",)
+    assert SamplingParams(stop_token_ids=[3, 3]).stop_ids == (3,)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_num_seqs": 0}, "max_num_seqs: 0 is out of range, must be between 1 and 4096"),
+        ({"max_num_batched_tokens": 0}, "max_num_batched_tokens: 0 is out of range"),
+        ({"max_num_batched_tokens": 8, "max_num_seqs": 9}, "8 is less than max_num_seqs 9"),
+        ({"device": "tpu"}, "device: 'tpu' is not one of auto, cuda, cpu"),
+        ({"kv_cache_dtype": "fp8_e4m3"}, "kv_cache_dtype: 'fp8_e4m3' is not one of auto, int8"),
+        ({"block_size": 0}, "block_size: 0 is out of range"),
+        ({"blok_size": 1, "x": 2}, "unknown setting: blok_size, x"),
+        ({"max_num_seqs": "x"}, "max_num_seqs: 'x' is not an integer"),
+        ({"seed": True}, "seed: True is not an integer"),
+        ({"enable_prefix_caching": 1}, "enable_prefix_caching: 1 is not true or false"),
+        ({"gpu_memory_utilization": "a"}, "gpu_memory_utilization: 'a' is not a number"),
+    ],
+)
+def test_a_bad_setting_is_refused_by_name(settings: dict[str, Any], message: str) -> None:
+    """K19"""
+    with pytest.raises(ConfigError, match=message):
+        config_from_mapping({"model": "m", **settings})
+
+
+def test_defaults_are_consistent() -> None:
+    assert EngineConfig(model="m").max_num_seqs == 64
