@@ -1,12 +1,15 @@
 """EngineConfig: every setting of the engine, with its default, its help text and its validation.
 
-The command line derives its flags from these fields (`max_num_seqs` is `--max-num-seqs`),
-so a setting exists in one place. Names and meanings follow vLLM where the thing exists there.
+The command line derives its flags from these fields (`max_num_seqs` is `--max-num-seqs`), so a setting exists in one
+place; a field's `Kind` says which values it takes, wherever they come from. `rpc.options.ServerOptions` is made in the
+same way. Names and meanings follow vLLM where the thing exists there. Read next: `engine/cli/settings.py`.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
-from typing import Any, Literal, get_args
+from types import UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from engine.errors import ConfigError
 
@@ -17,8 +20,8 @@ KVCacheDType = Literal["auto", "int8"]
 Quantization = Literal["auto", "int8"]
 
 
-def _setting(default: Any, help: str, **bounds: float) -> Any:
-    """A config field; `bounds` may hold `min` and `max`, both inclusive."""
+def setting(default: Any, help: str, **bounds: float) -> Any:
+    """A field of a dataclass of settings; `bounds` may hold `min` and `max`, both inclusive."""
     return field(default=default, metadata={"help": help, **bounds})
 
 
@@ -27,58 +30,57 @@ class EngineConfig:
     """Settings of one engine. Raises ConfigError from its constructor, naming the field."""
 
     model: str = field(metadata={"help": "Folder of a Hugging Face style checkpoint."})
-    served_model_name: str | None = _setting(None, "Name clients see; the folder's name if unset.")
-    device: DeviceKind = _setting("auto", "Where the model runs; auto picks cuda when it is there, else cpu.")
-    dtype: DType = _setting("auto", "Compute dtype; auto is bfloat16. float16 is for cuda, float32 for cpu.")
-    load_format: LoadFormat = _setting("auto", "dummy makes random weights from config.json alone.")
-    max_model_len: int | None = _setting(
+    served_model_name: str | None = setting(None, "Name clients see; the folder's name if unset.")
+    device: DeviceKind = setting("auto", "Where the model runs; auto picks cuda when it is there, else cpu.")
+    dtype: DType = setting("auto", "Compute dtype; auto is bfloat16. float16 is for cuda, float32 for cpu.")
+    load_format: LoadFormat = setting("auto", "dummy makes random weights from config.json alone.")
+    max_model_len: int | None = setting(
         None, "Longest sequence, prompt and output; the model's own limit if unset.", min=1
     )
-    max_num_seqs: int = _setting(64, "Rows that run at once.", min=1, max=4096)
-    max_num_batched_tokens: int | None = _setting(
+    max_num_seqs: int = setting(64, "Rows that run at once.", min=1, max=4096)
+    max_num_batched_tokens: int | None = setting(
         None,
         "Token budget of one step; if unset, what the cpu computes in 0.25 s, 512 on cuda.",
         min=1,
         max=1 << 20,
     )
-    max_queued_requests: int = _setting(1024, "Requests that may wait; more are refused.", min=1)
-    max_queued_requests_per_tenant: int | None = _setting(
+    max_queued_requests: int = setting(1024, "Requests that may wait; more are refused.", min=1)
+    max_queued_requests_per_tenant: int | None = setting(
         None, "The same for each tenant by itself; no bound but the common one if unset.", min=1
     )
-    stream_interval: int = _setting(
+    stream_interval: int = setting(
         1, "Tokens of a choice per message of its stream; the first comes at once and the end is never kept.", min=1
     )
-    block_size: int = _setting(16, "Tokens in a KV block.", min=1, max=256)
-    kv_cache_memory_bytes: int | None = _setting(None, "Memory for KV blocks; a share of what is free if unset.", min=1)
-    gpu_memory_utilization: float = _setting(
+    block_size: int = setting(16, "Tokens in a KV block.", min=1, max=256)
+    kv_cache_memory_bytes: int | None = setting(None, "Memory for KV blocks; a share of what is free if unset.", min=1)
+    gpu_memory_utilization: float = setting(
         0.9, "Share of the GPU's memory that the engine may use, all other processes counted.", min=0.05, max=1.0
     )
-    kv_cache_dtype: KVCacheDType = _setting(
+    kv_cache_dtype: KVCacheDType = setting(
         "auto", "How keys and values are stored; auto is the compute dtype, int8 has a scale per token and head."
     )
-    quantization: Quantization = _setting(
+    quantization: Quantization = setting(
         "auto", "auto leaves the weights as they are; int8 rounds them while loading (cpu: activations too, in groups)."
     )
-    batch_invariant: bool = _setting(
+    batch_invariant: bool = setting(
         False, "Same tokens whatever else is in the batch, without cuBLAS; the cpu device always does this."
     )
-    enable_prefix_caching: bool = _setting(True, "Reuse KV blocks of equal prefixes.")
-    enable_chunked_prefill: bool = _setting(True, "Split long prompts over steps.")
-    long_prefill_token_threshold: int = _setting(
+    enable_prefix_caching: bool = setting(True, "Reuse KV blocks of equal prefixes.")
+    enable_chunked_prefill: bool = setting(True, "Split long prompts over steps.")
+    long_prefill_token_threshold: int = setting(
         0, "Most tokens of one prompt in a step, so that a long one leaves room for others; 0 is no limit.", min=0
     )
-    max_logprobs: int = _setting(20, "Most alternatives a request may ask for per token.", min=0)
-    seed: int = _setting(0, "Seed from which unseeded requests draw theirs.", min=0, max=(1 << 63) - 1)
-    cpu_threads: int | None = _setting(
+    max_logprobs: int = setting(20, "Most alternatives a request may ask for per token.", min=0)
+    seed: int = setting(0, "Seed from which unseeded requests draw theirs.", min=0, max=(1 << 63) - 1)
+    cpu_threads: int | None = setting(
         None, "Threads of the cpu device; the processors this process may use if unset.", min=1, max=1024
     )
-    otlp_traces_endpoint: str | None = _setting(
+    otlp_traces_endpoint: str | None = setting(
         None, "URL of the collector that gets a span per request, OTLP over gRPC; needs the extra otel. Off if unset."
     )
 
     def __post_init__(self) -> None:
-        for f in fields(self):
-            _check_field(f, getattr(self, f.name))
+        check_settings(self)
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens: {self.max_num_batched_tokens} is less than max_num_seqs "
@@ -96,24 +98,82 @@ class EngineConfig:
         return self.max_num_batched_tokens
 
 
-_KINDS = {bool: "true or false", int: "an integer", float: "a number"}
+_SPELLINGS = {
+    **dict.fromkeys(("true", "yes", "on", "1"), True),
+    **dict.fromkeys(("false", "no", "off", "0"), False),
+}
 
 
-def _check_field(f: Field[Any], value: object) -> None:
-    if value is None:
-        return
-    kind = next((k for k in (bool, int, float) if k in (f.type, *get_args(f.type))), None)
-    fits = isinstance(value, (int, float) if kind is float else kind or object)
-    if kind is not None and (not fits or (isinstance(value, bool) and kind is not bool)):
-        raise ConfigError(f"{f.name}: {value!r} is not {_KINDS[kind]}")
-    low, high = f.metadata.get("min"), f.metadata.get("max")
-    bounded = isinstance(value, int | float) and not isinstance(value, bool)
-    if bounded and ((low is not None and value < low) or (high is not None and value > high)):
-        limits = f"at least {low}" if high is None else f"between {low} and {high}"
-        raise ConfigError(f"{f.name}: {value} is out of range, must be {limits}")
-    choices = get_args(f.type)
-    if choices and all(isinstance(c, str) for c in choices) and value not in choices:
-        raise ConfigError(f"{f.name}: {value!r} is not one of {', '.join(choices)}")
+class Kind:
+    """What values a field takes: its type, whether None is one of them, and its bounds."""
+
+    def __init__(self, f: Field[Any], hint: Any) -> None:
+        self.optional = isinstance(hint, UnionType)
+        base = next(h for h in get_args(hint) if h is not type(None)) if self.optional else hint
+        self.choices: tuple[str, ...] = get_args(base) if get_origin(base) is Literal else ()
+        self.type: type = str if self.choices else base
+        self.low, self.high = f.metadata.get("min"), f.metadata.get("max")
+
+    @property
+    def noun(self) -> str:
+        """What the field takes, in words."""
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        return {bool: "true or false", int: "an integer", float: "a number", str: "a string"}[self.type]
+
+    @property
+    def metavar(self) -> str:
+        """The same in a flag's help."""
+        names = {bool: "true|false", int: "INTEGER", float: "NUMBER", str: "TEXT"}
+        return f"[{'|'.join(self.choices)}]" if self.choices else names[self.type]
+
+    def parse(self, text: str) -> Any:
+        """The value that a flag or a variable spells. Raises ValueError."""
+        if self.optional and text.lower() == "none":
+            return None
+        try:
+            value = _SPELLINGS[text.lower()] if self.type is bool else self.type(text)
+        except (KeyError, ValueError):
+            raise self._not(text) from None
+        self.check(value)
+        return value
+
+    def take(self, value: Any) -> Any:
+        """A value of a TOML file, which has types but no null. Raises ValueError."""
+        if self.optional and isinstance(value, str) and value.lower() == "none":
+            return None
+        self.check(value)
+        return float(value) if self.type is float else value
+
+    def check(self, value: Any) -> None:
+        """Raises ValueError for a value that the field does not take. An integer is a number, too."""
+        if value is None and self.optional:
+            return
+        number = self.type in (int, float)
+        fits = type(value) in (int, float) if self.type is float else type(value) is self.type
+        if not fits or (self.choices and value not in self.choices) or (number and not math.isfinite(value)):
+            raise self._not(value)
+        if number and ((self.low is not None and value < self.low) or (self.high is not None and value > self.high)):
+            limits = f"at least {self.low}" if self.high is None else f"between {self.low} and {self.high}"
+            raise ValueError(f"{value} is out of range, must be {limits}")
+
+    def _not(self, value: object) -> ValueError:
+        return ValueError(f"{value!r} is not {self.noun}" + (", nor none" if self.optional else ""))
+
+
+def kinds_of(config: type[Any]) -> dict[str, Kind]:
+    """Each field of a dataclass of settings."""
+    hints = get_type_hints(config)
+    return {f.name: Kind(f, hints[f.name]) for f in fields(config)}
+
+
+def check_settings(config: Any) -> None:
+    """Raises ConfigError that names the first field of a dataclass of settings with a value that it does not take."""
+    for name, kind in kinds_of(type(config)).items():
+        try:
+            kind.check(getattr(config, name))
+        except ValueError as error:
+            raise ConfigError(f"{name}: {error}") from None
 
 
 def config_from_mapping(settings: Mapping[str, Any]) -> EngineConfig:

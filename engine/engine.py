@@ -159,7 +159,7 @@ class Engine:
         counters = Counters(self.ledger.max_model_len)
         cache_config = {
             "block_size": self.config.block_size,
-            "cache_dtype": self.info.dtype,
+            "cache_dtype": self.config.kv_cache_dtype,
             "enable_prefix_caching": self.config.enable_prefix_caching,
             "num_gpu_blocks": self.info.num_blocks,
             "num_cpu_blocks": 0,

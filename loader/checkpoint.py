@@ -116,7 +116,7 @@ def _generation_config(path: Path, config: Mapping[str, Any], vocab_size: int) -
         eos_token_ids=tuple(dict.fromkeys(ids)),
         bos_token_id=bos if type(bos) is int and 0 <= bos < vocab_size else None,
         temperature=_optional_number(fields, "temperature", maximum=sys.float_info.max),
-        top_p=_optional_number(fields, "top_p", maximum=1.0),
+        top_p=_optional_number(fields, "top_p", maximum=1.0) or None,  # some folders have 0 for "not given"
         top_k=_optional_count(fields, "top_k"),
     )
     if problems:

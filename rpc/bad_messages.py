@@ -1,4 +1,4 @@
-"""Decoding: a request that is not its method's message ends with INVALID_ARGUMENT, over every service of the server.
+"""BadMessages: a request that is not its method's message ends with INVALID_ARGUMENT, over every service of the server.
 
 grpc.aio itself would end it with UNKNOWN, which clients take for a fault of the server, and log a traceback.
 """
@@ -16,7 +16,7 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
-class Decoding(grpc.aio.ServerInterceptor):
+class BadMessages(grpc.aio.ServerInterceptor):
     """Belongs last, next to the handlers: it takes their place."""
 
     async def intercept_service(

@@ -1,10 +1,7 @@
-"""Between protobuf messages and the engine's own types; no I/O, no state.
-
-An unset field is left out, so that the default is written once, in `engine.request.SamplingParams`.
-"""
+"""Between protobuf messages and the engine's own types; no I/O, no state."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from engine.errors import InvalidRequest
@@ -14,6 +11,7 @@ from engine.request.params import SamplingParams
 from engine.request.structured import StructuredOutputs
 from engine.serving.stream import MERGE_TOKENS
 from rpc.proto.engine.v1 import engine_pb2 as pb
+from rpc.sampling import set_fields
 
 FINISH_REASONS: dict[FinishReason, pb.FinishReason.ValueType] = {
     "stop": pb.FINISH_REASON_STOP,
@@ -25,7 +23,13 @@ FINISH_REASONS: dict[FinishReason, pb.FinishReason.ValueType] = {
 
 def sampling_params(message: pb.SamplingParams) -> SamplingParams:
     """Raises InvalidRequest naming the field."""
-    return SamplingParams(**{field.name: _plain(value) for field, value in message.ListFields()})
+    given = set_fields(message)
+    if message.HasField("structured_outputs"):
+        wanted = set_fields(message.structured_outputs)
+        if "choice" in wanted:
+            wanted["choice"] = tuple(message.structured_outputs.choice.texts)
+        given["structured_outputs"] = StructuredOutputs(**wanted)
+    return SamplingParams(**given)
 
 
 def structured_outputs(wanted: StructuredOutputs) -> pb.StructuredOutputs:
@@ -33,17 +37,6 @@ def structured_outputs(wanted: StructuredOutputs) -> pb.StructuredOutputs:
     if wanted.choice is not None:
         return pb.StructuredOutputs(choice=pb.StructuredOutputs.Choice(texts=wanted.choice))
     return pb.StructuredOutputs(**{wanted.kind: getattr(wanted, wanted.kind)})
-
-
-def _plain(value: Any) -> Any:
-    """A copy of a protobuf container, which would keep its message alive."""
-    if isinstance(value, pb.StructuredOutputs):
-        return StructuredOutputs(**{field.name: _plain(part) for field, part in value.ListFields()})
-    if isinstance(value, pb.StructuredOutputs.Choice):
-        return tuple(value.texts)
-    if isinstance(value, Mapping):
-        return dict(value)
-    return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
 
 
 def chat_messages(message: pb.ChatMessages) -> list[dict[str, Any]]:

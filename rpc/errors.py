@@ -3,12 +3,13 @@
 A bad field travels as `google.rpc.BadRequest` in the status details, and when to try again as
 `google.rpc.RetryInfo`, so that a client needs no parsing.
 Cancellation is not an error here: CancelledError passes through untouched.
+What the engine calls a field and what the caller called it can differ: `renamed` translates.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, NoReturn
 
 import grpc
@@ -119,3 +120,15 @@ async def within_deadline(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncI
         if scope.expired():
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline passed")
         raise
+
+
+@contextmanager
+def renamed(names: Mapping[str, str]) -> Iterator[None]:
+    """Have a refusal name the caller's field where the engine calls it otherwise."""
+    try:
+        yield
+    except InvalidRequest as error:
+        if error.field not in names:
+            raise
+        reason = str(error).removeprefix(f"{error.field}: ")
+        raise InvalidRequest(names[error.field], reason) from error

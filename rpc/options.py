@@ -1,65 +1,62 @@
 """ServerOptions: settings of the server; `engine serve` derives its flags from the fields."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import combinations
-from typing import Any, Literal
+from typing import Literal
 
+from engine.config import check_settings, setting
 from engine.errors import ConfigError
-
-
-def _setting(default: Any, help: str, **bounds: float) -> Any:
-    """A field; `bounds` may hold `min` and `max`, both inclusive."""
-    return field(default=default, metadata={"help": help, **bounds})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
     """Settings of the server; the engine's own are in `engine.config.EngineConfig`."""
 
-    host: str = _setting("127.0.0.1", "Address to listen on.")
-    port: int = _setting(50051, "Port to listen on; 0 takes a free one. The port taken is printed.", min=0, max=65535)
-    metrics_port: int | None = _setting(
+    host: str = setting("127.0.0.1", "Address to listen on.")
+    port: int = setting(50051, "Port to listen on; 0 takes a free one. The port taken is printed.", min=0, max=65535)
+    metrics_port: int | None = setting(
         None, "Port of the Prometheus metrics, on the same host; off if unset, 0 takes a free one.", min=0, max=65535
     )
-    http_port: int | None = _setting(
+    http_port: int | None = setting(
         None, "Port of the OpenAI-compatible HTTP interface, on the same host; off if unset, 0 takes a free one.",
         min=0, max=65535,
     )  # fmt: skip
-    allowed_origins: str | None = _setting(
+    allowed_origins: str | None = setting(
         None, "Origins, separated by commas, whose pages may call over HTTP; * is any, none if unset."
     )
-    enable_auto_tool_choice: bool = _setting(True, "HTTP: let the model decide whether it calls a tool.")
-    tool_call_parser: Literal["auto", "hermes", "llama3_json"] = _setting(
+    enable_auto_tool_choice: bool = setting(True, "HTTP: let the model decide whether it calls a tool.")
+    tool_call_parser: Literal["auto", "hermes", "llama3_json"] = setting(
         "auto", "HTTP: how the model writes tool calls; auto is what its chat template shows."
     )
-    grace: float = _setting(30.0, "Seconds that live streams have to finish at shutdown.", min=0)
+    grace: float = setting(30.0, "Seconds that live streams have to finish at shutdown.", min=0)
     # The event loop takes messages apart: for 0.1 s if there are 2 MiB of small values.
-    max_message_bytes: int = _setting(2 << 20, "Longest request, over gRPC and HTTP.", min=1024, max=(1 << 31) - 1)
+    max_message_bytes: int = setting(2 << 20, "Longest request, over gRPC and HTTP.", min=1024, max=(1 << 31) - 1)
 
-    keepalive_time: float = _setting(
+    keepalive_time: float = setting(
         30.0,
         "Seconds of silence after which the server pings a client; one that is gone has its requests aborted.",
         min=1,
     )
-    keepalive_timeout: float = _setting(10.0, "Seconds a client has to answer a ping.", min=0.1)
-    keepalive_permit_without_calls: bool = _setting(True, "Ping, and let clients ping, while no call is live.")
-    min_ping_interval: float = _setting(
+    keepalive_timeout: float = setting(10.0, "Seconds a client has to answer a ping.", min=0.1)
+    keepalive_permit_without_calls: bool = setting(True, "Ping, and let clients ping, while no call is live.")
+    min_ping_interval: float = setting(
         10.0, "Seconds between a client's pings; one that pings more often is sent away.", min=0
     )
-    watchdog_seconds: float = _setting(
+    watchdog_seconds: float = setting(
         60.0, "Health turns NOT_SERVING when the engine has work and makes no step for so long.", min=0.1
     )
-    api_key_file: str | None = _setting(
+    api_key_file: str | None = setting(
         None, "File of `token tenant` lines; calls then need one as bearer token. Read again at SIGHUP."
     )
-    ssl_keyfile: str | None = _setting(None, "PEM file of the server's private key.")
-    ssl_certfile: str | None = _setting(None, "PEM file of the server's certificate chain; turns TLS on.")
-    ssl_ca_certs: str | None = _setting(None, "PEM file of the authorities that sign clients' certificates.")
-    ssl_cert_reqs: int = _setting(
+    ssl_keyfile: str | None = setting(None, "PEM file of the server's private key.")
+    ssl_certfile: str | None = setting(None, "PEM file of the server's certificate chain; turns TLS on.")
+    ssl_ca_certs: str | None = setting(None, "PEM file of the authorities that sign clients' certificates.")
+    ssl_cert_reqs: int = setting(
         0, "Clients need a certificate: 0 no, 2 yes (the ssl module's numbers; gRPC has no 1).", min=0, max=2
     )
 
     def __post_init__(self) -> None:
+        check_settings(self)
         if self.ssl_cert_reqs not in (0, 2):
             raise ConfigError(f"ssl_cert_reqs: {self.ssl_cert_reqs} is not 0 (no certificate) or 2 (required)")
         if self.ssl_cert_reqs and self.ssl_ca_certs is None:

@@ -23,7 +23,7 @@ from engine.engine import Engine
 from engine.errors import ConfigError
 from rpc import router
 from rpc.auth import ApiKeys, Authentication
-from rpc.bad_messages import Decoding
+from rpc.bad_messages import BadMessages
 from rpc.calls import Calls
 from rpc.clock import Clock, MonotonicClock
 from rpc.options import ServerOptions
@@ -85,7 +85,7 @@ class Server:
             interceptors.append(Authentication(self._keys))
         if self._engine.is_traced:
             interceptors.append(TraceContext())
-        return [*interceptors, Decoding()]
+        return [*interceptors, BadMessages()]
 
     def _http_server(self, clock: Clock) -> "HttpServer | None":
         if self._options.http_port is None:

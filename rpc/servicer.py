@@ -25,6 +25,7 @@ from rpc.auth import TENANT
 from rpc.calls import Calls, loaded, own_id, serving
 from rpc.clock import Clock
 from rpc.errors import reported, within_deadline
+from rpc.outputs import Outputs
 from rpc.proto.engine.v1 import engine_pb2 as pb
 from rpc.proto.engine.v1 import engine_pb2_grpc as pb_grpc
 
@@ -50,13 +51,11 @@ class EngineServicer(pb_grpc.EngineServicer):
     # closes a generator it stops reading, so a cancelled call would keep its stream until collected.
     async def Generate(self, request: pb.GenerateRequest, context: GenerateContext) -> None:  # type: ignore[override]
         async with reported(context, self._calls.pace), within_deadline(context):
+            request_id = request.request_id or uuid.uuid4().hex
             with self._calls.live():
-                request_id = request.request_id or uuid.uuid4().hex
-                async with await self._submit(request, request_id) as stream:
-                    try:
-                        await self._forward(stream, request, request_id, context)
-                    finally:
-                        self._calls.pace.request_ended()
+                outputs = Outputs([await self._submit(request, request_id)], self._calls)
+            async with outputs:
+                await self._forward(outputs, request, request_id, context)
 
     async def _submit(self, request: pb.GenerateRequest, request_id: str) -> OutputStream:
         engine = serving(self._engine)
@@ -80,20 +79,16 @@ class EngineServicer(pb_grpc.EngineServicer):
         raise InvalidRequest("prompt", "one of text, token_ids and chat is required")
 
     async def _forward(
-        self, stream: OutputStream, request: pb.GenerateRequest, request_id: str, context: GenerateContext
+        self, outputs: Outputs, request: pb.GenerateRequest, request_id: str, context: GenerateContext
     ) -> None:
-        completion_tokens = cached_tokens = 0
         open_choices = request.sampling.n or 1
-        while (delta := await stream.read(self._calls.turnstile.enter)) is not None:
-            completion_tokens += len(delta.token_ids)
-            cached_tokens = max(cached_tokens, delta.num_cached_tokens)
+        while (read := await outputs.read()) is not None:
+            delta = read[1]
             open_choices -= delta.finish_reason is not None
             for message in convert.delta_messages(delta):
                 response = pb.GenerateResponse(request_id=request_id, deltas=[message])
                 if open_choices == 0 and message.finish_reason and request.include_usage:
-                    response.usage.prompt_tokens = len(stream.prompt_token_ids)
-                    response.usage.completion_tokens = completion_tokens
-                    response.usage.cached_tokens = cached_tokens
+                    response.usage.CopyFrom(pb.Usage(**outputs.usage._asdict()))
                 await context.write(response)
 
     async def Abort(

@@ -8,18 +8,18 @@ names the flag, variable or file. Read next: docs/configuration.md, `engine/cli.
 
 import difflib
 import functools
-import math
 import os
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar
 
 import click
 from click.core import ParameterSource
+
+from engine.config import Kind, kinds_of
 
 Origin = Literal["flag", "environment", "file", "default"]
 Command = TypeVar("Command", bound=Callable[..., None])
@@ -28,10 +28,6 @@ PREFIX = "ENGINE_"
 NOT_SETTINGS = {"ENGINE_CONFIG", "ENGINE_CACHE_DIR", "ENGINE_API_KEY", "ENGINE_CUBIN_DIR"}
 """Variables with our prefix that have another use: the file's path, the folder of demo models, a client's token."""
 
-_SPELLINGS = {
-    **dict.fromkeys(("true", "yes", "on", "1"), True),
-    **dict.fromkeys(("false", "no", "off", "0"), False),
-}
 _META = "engine.cli.settings"
 
 
@@ -47,71 +43,6 @@ class Setting:
     value: Any
     origin: Origin
     source: str
-
-
-class Kind:
-    """What values a field takes: its type, whether None is one of them, and its bounds."""
-
-    def __init__(self, f: Field[Any], hint: Any) -> None:
-        self.optional = isinstance(hint, UnionType)
-        base = next(h for h in get_args(hint) if h is not type(None)) if self.optional else hint
-        self.choices: tuple[str, ...] = get_args(base) if get_origin(base) is Literal else ()
-        self.type: type = str if self.choices else base
-        self.low, self.high = f.metadata.get("min"), f.metadata.get("max")
-
-    @property
-    def noun(self) -> str:
-        """What the field takes, in words."""
-        if self.choices:
-            return f"one of {', '.join(self.choices)}"
-        return {bool: "true or false", int: "an integer", float: "a number", str: "a string"}[self.type]
-
-    @property
-    def metavar(self) -> str:
-        """The same in a flag's help."""
-        names = {bool: "true|false", int: "INTEGER", float: "NUMBER", str: "TEXT"}
-        return f"[{'|'.join(self.choices)}]" if self.choices else names[self.type]
-
-    def parse(self, text: str) -> Any:
-        """The value that a flag or a variable spells. Raises ValueError."""
-        if self.optional and text.lower() == "none":
-            return None
-        try:
-            value = _SPELLINGS[text.lower()] if self.type is bool else self.type(text)
-        except (KeyError, ValueError):
-            raise self._not(text) from None
-        return self._checked(value)
-
-    def take(self, value: object) -> Any:
-        """A value of a TOML file, which has types but no null. Raises ValueError."""
-        if self.optional and isinstance(value, str) and value.lower() == "none":
-            return None
-        if self.type is float and type(value) is int:
-            value = float(value)
-        if type(value) is not self.type:
-            raise self._not(value)
-        return self._checked(value)
-
-    def _not(self, value: object) -> ValueError:
-        return ValueError(f"{value!r} is not {self.noun}" + (", nor none" if self.optional else ""))
-
-    def _checked(self, value: Any) -> Any:
-        if self.choices and value not in self.choices:
-            raise self._not(value)
-        if self.type not in (int, float):
-            return value
-        if not math.isfinite(value):
-            raise self._not(value)
-        if (self.low is not None and value < self.low) or (self.high is not None and value > self.high):
-            limits = f"at least {self.low}" if self.high is None else f"between {self.low} and {self.high}"
-            raise ValueError(f"{value} is out of range, must be {limits}")
-        return value
-
-
-def kinds_of(config: type[Any]) -> dict[str, Kind]:
-    """Each field of a dataclass of settings."""
-    hints = get_type_hints(config)
-    return {f.name: Kind(f, hints[f.name]) for f in fields(config)}
 
 
 class Problems(Exception):

@@ -15,16 +15,16 @@ from starlette.types import ASGIApp
 from engine.engine import Engine
 from engine.request.outputs import Delta, FinishReason
 from engine.text.tools import TextDelta, ToolCallArguments, ToolCallStart, ToolEvent
+from rpc.errors import renamed
 from rpc.http.endpoint import REQUEST_ID
-from rpc.http.errors import renamed
 from rpc.http.events import EventStream, Write
 from rpc.http.fields import Fields
 from rpc.http.logprobs import chat_logprobs
-from rpc.http.outputs import Outputs
 from rpc.http.sampling import constraint_names, sampling_params
 from rpc.http.service import Service
 from rpc.http.tools import Tools, tools_of
-from rpc.http.usage import UsageOptions
+from rpc.http.usage import UsageOptions, usage_body
+from rpc.outputs import Outputs
 
 _ENGINE_NAMES = {"prompt": "messages", "logprobs": "top_logprobs"}
 
@@ -192,7 +192,7 @@ class ChatCompletion:
         async with self._outputs as outputs:
             while (read := await outputs.read()) is not None:
                 chunks[read[1].index] += self._choices[read[1].index].chunks(read[1])
-            return {**self._head, "choices": [_whole(c) for c in chunks], "usage": outputs.usage}
+            return {**self._head, "choices": [_whole(c) for c in chunks], "usage": usage_body(outputs.usage)}
 
 
 def _whole(chunks: list[dict[str, Any]]) -> dict[str, Any]:

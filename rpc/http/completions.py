@@ -16,15 +16,15 @@ from engine.engine import Engine
 from engine.errors import InvalidRequest
 from engine.request.outputs import Delta
 from engine.request.params import SamplingParams
+from rpc.errors import renamed
 from rpc.http.endpoint import REQUEST_ID
-from rpc.http.errors import renamed
 from rpc.http.events import EventStream, Write
 from rpc.http.fields import Fields
 from rpc.http.logprobs import CompletionLogprobs, joined
-from rpc.http.outputs import Outputs
 from rpc.http.sampling import constraint_names, sampling_params
 from rpc.http.service import Service
-from rpc.http.usage import UsageOptions
+from rpc.http.usage import UsageOptions, usage_body
+from rpc.outputs import Outputs
 
 DEFAULT_MAX_TOKENS = 16
 MAX_PROMPTS = 1024
@@ -160,7 +160,7 @@ class Completion:
         async with self._outputs as outputs:
             while (piece := await self._next_piece()) is not None:
                 pieces[piece["index"]].append(piece)
-            return {**self._head, "choices": [_whole(p) for p in pieces], "usage": outputs.usage}
+            return {**self._head, "choices": [_whole(p) for p in pieces], "usage": usage_body(outputs.usage)}
 
     async def _next_piece(self) -> dict[str, Any] | None:
         read = await self._outputs.read()

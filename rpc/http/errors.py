@@ -1,13 +1,10 @@
 """One table from an error's type to its HTTP status and OpenAI's error body.
 
 The body is `{"error": {"message", "type", "param", "code"}}`, also as the last event of a stream that failed.
-What the engine calls a field and what the caller called it can differ: `renamed` translates.
 """
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 from starlette.responses import JSONResponse
@@ -73,15 +70,3 @@ def error_response(error: Exception, pace: Pace) -> JSONResponse:
     elif isinstance(error, Unauthenticated):
         headers = {"www-authenticate": "Bearer"}
     return JSONResponse(content, status, headers)
-
-
-@contextmanager
-def renamed(names: Mapping[str, str]) -> Iterator[None]:
-    """Have a refusal name the caller's field where the engine calls it otherwise."""
-    try:
-        yield
-    except InvalidRequest as error:
-        if error.field not in names:
-            raise
-        reason = str(error).removeprefix(f"{error.field}: ")
-        raise InvalidRequest(names[error.field], reason) from error

@@ -11,14 +11,10 @@ from engine.request.params import SamplingParams
 from engine.request.structured import StructuredOutputs
 from loader.checkpoint import GenerationConfig
 from rpc.http.fields import Fields
+from rpc.sampling import LISTS, SCALARS, with_defaults
 
-_FLOATS = (
-    *("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
-    "length_penalty",
-)
-_INTEGERS = ("n", "best_of", "top_k", "seed", "min_tokens", "truncate_prompt_tokens")
-_FLAGS = ("use_beam_search", "include_stop_str_in_output", "ignore_eos")
-_IDS = ("stop_token_ids", "allowed_token_ids")
+_OWN = {"max_tokens", "logprobs", "prompt_logprobs", "skip_special_tokens", "detokenize"}
+"""Fields that an endpoint reads in a way of its own; text is always made."""
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
 MAX_BIASES = 1 << 18
 """More than any vocabulary has tokens."""
@@ -50,11 +46,8 @@ def sampling_params(
         skip_special_tokens: where `fields` say nothing.
     """
     asked: dict[str, Any] = {
-        **{name: fields.get(name, float) for name in _FLOATS},
-        **{name: fields.get(name, int) for name in _INTEGERS},
-        **{name: fields.get(name, bool) for name in _FLAGS},
-        **{name: fields.list_of(name, int) for name in _IDS},
-        "bad_words": fields.list_of("bad_words", str),
+        **{name: fields.get(name, kind) for name, kind in SCALARS.items() if name not in _OWN},
+        **{name: fields.list_of(name, kind) for name, kind in LISTS.items()},
         "stop": _stop(fields),
         "logit_bias": _logit_bias(fields),
         "structured_outputs": constraint or structured_outputs(fields),
@@ -62,10 +55,7 @@ def sampling_params(
         "logprobs": logprobs,
         "prompt_logprobs": prompt_logprobs,
     }
-    for name in ("temperature", "top_p", "top_k"):
-        if asked[name] is None:
-            asked[name] = getattr(defaults, name)
-    given = {name: value for name, value in asked.items() if value is not None}
+    given = with_defaults(asked, defaults, ("temperature", "top_p", "top_k"))
     return SamplingParams(**given, max_tokens=max_tokens)
 
 

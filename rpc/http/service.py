@@ -18,8 +18,8 @@ from rpc.calls import Calls, own_id, serving
 from rpc.clock import Clock
 from rpc.http.errors import UnknownModel
 from rpc.http.fields import Fields
-from rpc.http.outputs import Outputs
 from rpc.options import ServerOptions
+from rpc.outputs import Outputs
 
 
 class Service:

@@ -6,8 +6,8 @@ from typing import Any
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 
+from rpc.errors import renamed
 from rpc.http.chat import render
-from rpc.http.errors import renamed
 from rpc.http.fields import Fields
 from rpc.http.service import Service
 

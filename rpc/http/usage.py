@@ -1,10 +1,20 @@
-"""UsageOptions: what a stream says about tokens, and when."""
+"""OpenAI's `usage`, and what a stream says of it when."""
 
 from dataclasses import dataclass
 from typing import Any
 
 from rpc.http.fields import Fields
-from rpc.http.outputs import Outputs
+from rpc.outputs import Outputs, Usage
+
+
+def usage_body(usage: Usage) -> dict[str, Any]:
+    """The object that OpenAI's answers have."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,4 +44,4 @@ class UsageOptions:
 
     def last_chunks(self, head: dict[str, Any], outputs: Outputs) -> list[dict[str, Any]]:
         """What follows the last choice."""
-        return [{**head, "choices": [], "usage": outputs.usage}] if self.include else []
+        return [{**head, "choices": [], "usage": usage_body(outputs.usage)}] if self.include else []

@@ -4,8 +4,7 @@ The router sends token ids and makes the text itself, so text is made here only 
 In its sampling message 0 stands for "not given" in every field that is not optional. No I/O, no state.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
@@ -13,12 +12,14 @@ from engine.errors import InvalidRequest
 from engine.request.params import SamplingParams
 from engine.request.structured import StructuredOutputs
 from loader.checkpoint import GenerationConfig
+from rpc.sampling import set_fields, with_defaults
 
 _NOT_SERVED = (
     *("mm_inputs", "extra_mm_inputs", "media_refs"),
     *("kv_transfer_params", "kv_transfer_params_json"),
 )
 _SHAPED_HERE = {"spaces_between_special_tokens", "grammar_from_first_token", "truncate_prompt_tokens", "seed"}
+_DEFAULTED = ("temperature", "top_p")
 _CONSTRAINTS = {"json_schema": "json", "regex": "regex", "grammar": "grammar", "json_object": "json_object"}
 
 
@@ -35,11 +36,7 @@ def check_supported(request: pb.GenerateRequest) -> None:
 def sampling_params(message: pb.SamplingParams, defaults: GenerationConfig, max_model_len: int) -> SamplingParams:
     """Raises InvalidRequest naming the field. What the model's folder says holds where nothing is given."""
     constraint = message.WhichOneof("constraint")
-    given = {
-        field.name: _plain(value)
-        for field, value in message.ListFields()
-        if field.name != constraint and field.name not in _SHAPED_HERE
-    }
+    given = set_fields(message, without={constraint, *_SHAPED_HERE})
     if message.HasField("seed"):
         given["seed"] = message.seed & 0xFFFFFFFF  # a signed number on this wire
     if message.HasField("truncate_prompt_tokens"):
@@ -47,13 +44,8 @@ def sampling_params(message: pb.SamplingParams, defaults: GenerationConfig, max_
         given["truncate_prompt_tokens"] = max_model_len - 1 if whole else message.truncate_prompt_tokens
     if constraint is not None:
         given["structured_outputs"] = _structured_outputs(message, constraint)
-    unset: dict[str, Any] = {"max_tokens": None}
-    if defaults.temperature is not None:
-        unset["temperature"] = defaults.temperature
-    if defaults.top_p:
-        unset["top_p"] = defaults.top_p
     shaped = {"detokenize": bool(message.stop), "skip_special_tokens": message.skip_special_tokens}
-    return SamplingParams(**{**unset, **given, **shaped})
+    return SamplingParams(**{"max_tokens": None, **with_defaults(given, defaults, _DEFAULTED), **shaped})
 
 
 def _structured_outputs(message: pb.SamplingParams, constraint: str) -> StructuredOutputs | None:
@@ -64,10 +56,3 @@ def _structured_outputs(message: pb.SamplingParams, constraint: str) -> Structur
     if constraint not in _CONSTRAINTS:
         raise InvalidRequest(constraint, f"is not served; use one of {', '.join(_CONSTRAINTS)} and choice")
     return StructuredOutputs(**{_CONSTRAINTS[constraint]: getattr(message, constraint)})
-
-
-def _plain(value: Any) -> Any:
-    """A copy of a protobuf container, which would keep its message alive."""
-    if isinstance(value, Mapping):
-        return dict(value)
-    return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else value

@@ -36,6 +36,7 @@ from rpc.auth import TENANT
 from rpc.calls import Calls, loaded, own_id, serving
 from rpc.clock import Clock
 from rpc.errors import reported, within_deadline
+from rpc.outputs import Outputs
 from rpc.router.answers import Answers
 from rpc.router.kv_events import KvEventBatches
 from rpc.router.params import check_supported, sampling_params
@@ -80,18 +81,13 @@ class RouterServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
     # Coroutines that write, not generators: see `rpc.servicer.EngineServicer.Generate`.
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
         async with reported(context, self._calls.pace), within_deadline(context):
+            self._last_request = time.time()
             with self._calls.live():
-                self._last_request = time.time()
                 params, stream = await self._submit(request)
-                answers = Answers(params, stream.prompt_token_ids)
-                async with stream:
-                    try:
-                        if request.stream:
-                            await self._stream(stream, answers, context)
-                        else:
-                            await _answer(stream, answers, context)
-                    finally:
-                        self._calls.pace.request_ended()
+                outputs = Outputs([stream], self._calls)
+            answer = _stream if request.stream else _answer
+            async with outputs:
+                await answer(outputs, Answers(params, stream.prompt_token_ids), context)
 
     async def _submit(self, request: pb.GenerateRequest) -> tuple[SamplingParams, OutputStream]:
         engine = serving(self._engine)
@@ -109,13 +105,6 @@ class RouterServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
         await engine.compile_grammar(params)
         request_id = own_id(request.request_id or uuid.uuid4().hex)
         return params, engine.generate(token_ids, params, request_id=request_id, tenant=TENANT.get())
-
-    async def _stream(self, stream: OutputStream, answers: Answers, context: Context) -> None:
-        while (delta := await stream.read(self._calls.turnstile.enter)) is not None:
-            if delta.token_ids:
-                await context.write(answers.chunk(delta))
-            if delta.finish_reason is not None:
-                await context.write(answers.complete(delta))
 
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
         async with reported(context):
@@ -167,7 +156,7 @@ class RouterServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
                 data_parallel_size=1,
                 block_size=engine.info.block_size,
                 model_dtype=engine.info.dtype,
-                kv_cache_dtype="auto",
+                kv_cache_dtype=engine.config.kv_cache_dtype,
                 max_num_seqs=engine.config.max_num_seqs,
                 constrained_decoding_start="first_token",
             )
@@ -272,9 +261,18 @@ class RouterServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
             )
 
 
-async def _answer(stream: OutputStream, answers: Answers, context: Context) -> None:
+async def _stream(outputs: Outputs, answers: Answers, context: Context) -> None:
+    while (read := await outputs.read()) is not None:
+        delta = read[1]
+        if delta.token_ids:
+            await context.write(answers.chunk(delta))
+        if delta.finish_reason is not None:
+            await context.write(answers.complete(delta))
+
+
+async def _answer(outputs: Outputs, answers: Answers, context: Context) -> None:
     choices: dict[int, list[Delta]] = {}
-    async for delta in stream:
-        choices.setdefault(delta.index, []).append(delta)
+    while (read := await outputs.read()) is not None:
+        choices.setdefault(read[1].index, []).append(read[1])
     for index in sorted(choices):
         await context.write(answers.complete(merge(choices[index])))

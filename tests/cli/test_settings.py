@@ -107,7 +107,7 @@ def test_values_in_a_file(name: str, value: object, taken: object) -> None:
         (
             {"ENGINE_SIZE": "x", "ENGINE_DTYPE": "y"},
             {"share": -2},
-            "ENGINE_SIZE: 'x' is not an integer; a.toml: share: -2.0 is out of range, must be at least 0; "
+            "ENGINE_SIZE: 'x' is not an integer; a.toml: share: -2 is out of range, must be at least 0; "
             "ENGINE_DTYPE: 'y' is not one of auto, float32",
         ),
     ],

@@ -83,6 +83,13 @@ def test_generation_defaults(folder: Path) -> None:
     )
 
 
+def test_a_top_p_of_0_leaves_the_default_to_the_engine(folder: Path) -> None:
+    """No request could be served with it."""
+    write_json(folder / "generation_config.json", {"top_p": 0, "temperature": 0})
+    generation = open_checkpoint(folder).generation
+    assert (generation.top_p, generation.temperature) == (None, 0)
+
+
 def test_generation_defaults_out_of_range_are_all_listed(folder: Path) -> None:
     write_json(folder / "generation_config.json", {"temperature": -1, "top_p": 1.5, "top_k": 0.5})
     assert [p.split(":")[1].strip() for p in problems(folder)] == ["temperature", "top_p", "top_k"]

@@ -167,6 +167,19 @@ async def test_gauges_follow_the_load_and_fall_to_zero() -> None:
         assert len(streams) == 2
 
 
+async def test_who_waits_for_a_block_being_computed_is_told_from_who_waits_for_room() -> None:
+    async with timed_server(num_blocks=16, max_num_seqs=4) as server:
+        streams = [server.generate(prompt, 2) for prompt in ([1] * 9, [1] * 9, [2] * 9, [3] * 41)]
+        await server.until(lambda: len(server.device.plans) == 1)
+        samples = server.metrics()
+        assert samples["vllm:num_requests_running"] == 2  # the first and the third
+        assert samples["vllm:num_requests_waiting_by_reason{reason=deferred}"] == 1
+        assert samples["vllm:num_requests_waiting_by_reason{reason=capacity}"] == 1
+        await server.settle()
+        assert server.metrics()["vllm:num_requests_waiting_by_reason{reason=deferred}"] == 0
+        assert len(streams) == 4
+
+
 async def test_gauges_fall_to_zero_after_aborts() -> None:
     """Running, queued and dropped; the last abort comes when nothing else would make the loop turn. Each counts once,
     however often it is asked for, and none for a request that nobody knows."""
@@ -367,7 +380,7 @@ def test_the_ports_must_differ() -> None:
 
 def test_a_server_prints_its_metrics_port_and_answers_there() -> None:
     """Under the model's name, before the first request; both ports are free ones."""
-    flags = ("--device", "cpu", "--port", "0", "--metrics-port", "0")
+    flags = ("--device", "cpu", "--port", "0", "--metrics-port", "0", "--kv-cache-dtype", "int8")
     command = [sys.executable, "-m", "engine", "serve", "tests/golden/llama", *flags]
     with subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         try:
@@ -380,7 +393,7 @@ def test_a_server_prints_its_metrics_port_and_answers_there() -> None:
             content_type, text = get(int(port))
             assert content_type.startswith("text/plain; version=0.0.4")
             assert 'vllm:num_requests_running{engine="0",model_name="llama"} 0.0' in text
-            assert 'block_size="16"' in text and 'cache_dtype="bfloat16"' in text
+            assert 'block_size="16"' in text and 'cache_dtype="int8"' in text
             child.send_signal(signal.SIGTERM)
             assert child.wait(30) == 0
         finally:

@@ -16,7 +16,7 @@ class RoutedEngine(FakeEngine):
         super().__init__()
         self.checkpoint = open_checkpoint(model)
         self.tokenizer = self.checkpoint.load_tokenizer()
-        self.config = SimpleNamespace(max_num_seqs=8)
+        self.config = SimpleNamespace(max_num_seqs=8, kv_cache_dtype="int8")
         self.index = PrefixIndex()
         self.flushed: list[str | None] = []
 

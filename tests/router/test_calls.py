@@ -288,6 +288,7 @@ async def test_model_info(routed: Routed) -> None:
 async def test_server_info_and_loads(routed: Routed) -> None:
     info = await routed.stub.GetServerInfo(pb.GetServerInfoRequest())
     assert (info.active_requests, info.block_size, info.max_num_seqs, info.data_parallel_size) == (7, 16, 8, 1)
+    assert (info.model_dtype, info.kv_cache_dtype) == (routed.engine.info.dtype, "int8")
     reply = await routed.stub.GetLoads(pb.GetLoadsRequest())
     (load,) = reply.loads
     assert (load.num_running_reqs, load.num_waiting_reqs, load.num_total_reqs) == (3, 4, 7)

@@ -1,4 +1,4 @@
-"""Outputs: what the requests of one call produce, one request per prompt, read as one.
+"""Outputs: what the requests of one call produce, one request per prompt, read as one; the same on every interface.
 
 Use with `async with`: its end aborts whatever still runs. Invariant: while it is open the call is live, so
 shutdown waits for it.
@@ -7,13 +7,25 @@ shutdown waits for it.
 import asyncio
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from types import TracebackType
-from typing import Any, Self
+from types import MappingProxyType, TracebackType
+from typing import NamedTuple, Self
 
 from engine.request.outputs import Delta
 from engine.serving.stream import OutputStream
 from rpc.calls import Calls
-from rpc.http.errors import renamed
+from rpc.errors import renamed
+
+
+class Usage(NamedTuple):
+    """Tokens of a call, over all of its requests and choices.
+
+    Attributes:
+        cached_tokens: the part of the prompts that the prefix cache served.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
 
 
 class Outputs:
@@ -23,7 +35,9 @@ class Outputs:
         streams: one per prompt, in the order of the prompts.
     """
 
-    def __init__(self, streams: Iterable[OutputStream], calls: Calls, names: Mapping[str, str]) -> None:
+    def __init__(
+        self, streams: Iterable[OutputStream], calls: Calls, names: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         """`names` are the caller's, by the engine's, of fields that it may find wrong on the way."""
         self.streams = tuple(streams)
         self._calls = calls
@@ -79,12 +93,7 @@ class Outputs:
         self._reads[asyncio.create_task(read)] = index
 
     @property
-    def usage(self) -> dict[str, Any]:
-        """OpenAI's `usage`, of what has been read."""
+    def usage(self) -> Usage:
+        """Of what has been read."""
         prompt_tokens = sum(len(s.prompt_token_ids) for s in self.streams)
-        return {
-            "prompt_tokens": prompt_tokens,
-            "completion_tokens": self._completion_tokens,
-            "total_tokens": prompt_tokens + self._completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": sum(self._cached_tokens)},
-        }
+        return Usage(prompt_tokens, self._completion_tokens, sum(self._cached_tokens))
