@@ -2,6 +2,7 @@
 # make serve   leave the demo model serving
 # make setup   only install
 # make test    run the test suite
+# make test-fast  the tests without devices, browsers and servers (CONTRIBUTING.md)
 # make test-cuda  run the CUDA kernels and their device on the CPU (docs/gpu-without-gpu.md)
 # make check   what CI runs
 
@@ -10,7 +11,7 @@ PYTHON := $(VENV)/bin/python
 # What an editable install depends on; Python sources are used in place.
 INSTALL_INPUTS := pyproject.toml hatch_build.py $(shell find rpc/proto -name '*.proto')
 
-.PHONY: run serve setup test test-cuda check clean
+.PHONY: run serve setup test test-fast test-cuda check clean
 .DEFAULT_GOAL := run
 
 run: setup
@@ -23,6 +24,11 @@ setup: $(VENV)/.installed-run
 
 test: $(VENV)/.installed-test
 	$(PYTHON) -m pytest -q -m "not cuda"
+
+FAST := request text kv schedule serving grammar engine models test_cases.py test_package.py test_rooms.py
+
+test-fast: $(VENV)/.installed-test
+	$(PYTHON) -m pytest -q -m "not slow" $(FAST:%=tests/%)
 
 test-cuda: $(VENV)/.installed-test-cuda
 	$(PYTHON) -m pytest -q -m cuda

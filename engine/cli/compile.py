@@ -1,4 +1,4 @@
-"""The command `engine compile`; `engine/cli.py` adds it, and lends it its decorator."""
+"""The command `engine compile`; `engine/cli/main.py` adds it, and lends it its decorator."""
 
 from collections.abc import Callable
 from pathlib import Path

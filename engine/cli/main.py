@@ -1,4 +1,4 @@
-"""The command line and composition root: with engine/commands/, all of engine/ that may import rpc.
+"""The command line and composition root.
 
 Flags of `engine serve` are derived from the fields of EngineConfig and ServerOptions; `engine/cli/settings.py`
 says what environment and file add. Every error is one line on stderr; exit code 2 for usage and

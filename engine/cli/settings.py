@@ -3,7 +3,7 @@
 Settings are the fields of frozen dataclasses (`EngineConfig`, `rpc.options.ServerOptions`), whose metadata hold help
 text and bounds. `max_num_seqs` is the flag `--max-num-seqs`, the variable `ENGINE_MAX_NUM_SEQS` and the key
 `max_num_seqs` of the TOML file given with `--config`. Every value is checked where it comes from, so that a message
-names the flag, variable or file. Read next: docs/configuration.md, `engine/cli.py`.
+names the flag, variable or file. Read next: docs/configuration.md, `engine/cli/main.py`.
 """
 
 import difflib

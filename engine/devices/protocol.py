@@ -1,6 +1,6 @@
 """The Device protocol: what the loop needs from whatever runs the model.
 
-`cpu/` and (later) `cuda/` implement it; tests use a scripted one. The loop is its only
+`cpu/` and `cuda/` implement it; tests use a scripted one. The loop is its only
 caller. A device executes steps strictly in the order they were launched and takes at least
 two before the first one's ticket has resolved. Read next: `engine/plan.py`, `engine/loop.py`.
 """

@@ -2,8 +2,10 @@
 
     priority, then the tenant served least, then arrival, then the index of the choice
 
-Within a tenant the order never changes (`fixed_rank`), which is how the scheduler keeps its lists;
-among tenants it moves with their counters. Read next: `engine/schedule/fairness.py`, docs/scheduling.md.
+Within a tenant the order never changes (`fixed_rank`), which is how the roster keeps its lists; among tenants it moves
+with their counters. Each tenant has a counter of the tokens it was served; the lowest goes first. A tenant that comes
+back is lifted to the lowest counter among those present, so that idling saves nothing up. Source: the Virtual Token
+Counter of Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024. Read next: docs/scheduling.md.
 """
 
 from collections import Counter, defaultdict

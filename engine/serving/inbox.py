@@ -17,7 +17,7 @@ from engine.serving.live_request import LiveRequest
 
 
 class Submit(NamedTuple):
-    """A request that passed the door, and when."""
+    """A request to serve, and when it came."""
 
     live: LiveRequest
     arrival: float

@@ -24,7 +24,7 @@ class RequestTimes:
     """When things happened to a request that is alive; None until they do.
 
     Attributes:
-        arrival: when it passed the door.
+        arrival: when it was queued.
         scheduled: when its first step was launched; preemption does not change it.
         first_token: when its first token settled, of any choice.
         last_tokens: when the last token of each choice settled.
@@ -56,7 +56,7 @@ class _Choice:
 
 
 class LiveRequest:
-    """A request between the door and its last delta.
+    """A request between its arrival and its last delta.
 
     Attributes:
         sequences: its choices; the first one computes the prompt and the others fork from it.

@@ -34,7 +34,7 @@ class RequestRegistry:
         self._on_end = on_end
 
     def add(self, request: LiveRequest) -> None:
-        """Queue a request that passed the door."""
+        """Queue a new request."""
         self.live[request.request_id] = request
         self.is_empty.clear()
         self._roster.add(request.sequences[0])

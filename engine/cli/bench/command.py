@@ -1,4 +1,4 @@
-"""The command `engine bench`; `engine/cli.py` adds it, and lends it its decorator."""
+"""The command `engine bench`; `engine/cli/main.py` adds it, and lends it its decorator."""
 
 import functools
 import json

@@ -1,7 +1,7 @@
 """Load: sends requests when they are due, whatever became of the ones before (an open loop).
 
-A closed loop would wait for answers, and a slow server would be asked less. `max_concurrency` puts a door in
-front: a request that finds it full is sent later, and its times count from then, as in vLLM's benchmark.
+A closed loop would wait for answers, and a slow server would be asked less. `max_concurrency` puts slots in
+front: a request that finds none free is sent later, and its times count from then, as in vLLM's benchmark.
 The client's own lateness is measured all the time, because a client that cannot keep up makes a server look slow.
 """
 
@@ -106,7 +106,7 @@ async def run_load(
 ) -> Run:
     """Send every request and read every answer; failures are in the answers. `requests` are in order of arrival."""
     prepared = [await backend.prepare(request) for request in requests]
-    door: AbstractAsyncContextManager[object] = (
+    slots: AbstractAsyncContextManager[object] = (
         nullcontext() if max_concurrency is None else asyncio.Semaphore(max_concurrency)
     )
     lateness: list[float] = []
@@ -119,16 +119,16 @@ async def run_load(
                 if (wait := answer.due - clock()) > 0:
                     await sleep(wait)
                 lateness.append(clock() - answer.due)
-                group.create_task(_send(backend, message, answer, door))
+                group.create_task(_send(backend, message, answer, slots))
     finally:
         ticks.cancel()
     return Run(started, max(a.ended for a in answers), answers, lateness)
 
 
 async def _send(
-    backend: Backend[Prepared], message: Prepared, answer: Answer, door: AbstractAsyncContextManager[object]
+    backend: Backend[Prepared], message: Prepared, answer: Answer, slots: AbstractAsyncContextManager[object]
 ) -> None:
-    async with door:
+    async with slots:
         answer.sent = answer.clock()
         try:
             await backend.send(message, answer)

@@ -1,4 +1,4 @@
-"""The command `engine profile`; `engine/cli.py` adds it, and lends it its decorators."""
+"""The command `engine profile`; `engine/cli/main.py` adds it, and lends it its decorators."""
 
 import asyncio
 import json

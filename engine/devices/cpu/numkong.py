@@ -92,5 +92,5 @@ def _library() -> ctypes.CDLL:
     try:
         from numkong import _numkong  # type: ignore[attr-defined, unused-ignore]
     except ImportError as error:
-        raise ConfigError("device cpu needs numkong: install the extra, e.g. pip install 'engine[cpu]'") from error
+        raise ConfigError("device cpu needs numkong: install the extra, e.g. pip install 'engine-llm[cpu]'") from error
     return ctypes.CDLL(_numkong.__file__)

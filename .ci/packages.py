@@ -1,4 +1,4 @@
-"""Builds the wheel, installs it in a fresh environment outside the checkout and has it stream one answer.
+"""Builds the sdist, and of it the wheel; runs tests in the one, installs the other and has it stream one answer.
 
 The checkpoint is a config.json of a tiny Llama with random weights, prompted with token ids.
 """
@@ -8,12 +8,14 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
+TESTS = [f"tests/{name}" for name in ("test_deploy.py", "test_rooms.py", "kv", "observe/test_dashboards.py", "loader")]
 TINY = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128, "hidden_size": 64,
     "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -50,17 +52,39 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
 
 
-def make_environment(folder: Path) -> Path:
+def build(dist: Path) -> None:
+    """The sdist, and the wheel out of it."""
+    uv = shutil.which("uv")
+    if uv:
+        run(uv, "build", "--quiet", "--out-dir", dist, ROOT, cwd=dist)
+    else:
+        run(sys.executable, "-m", "build", "--outdir", dist, ROOT, cwd=dist)
+
+
+def run_tests_of_sdist(dist: Path, folder: Path) -> None:
+    """Those that read what lies beside the packages, and some that don't."""
+    (sdist,) = dist.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder, filter="data")
+    run(
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        *(f"tests/{name}" for name in TESTS),
+        cwd=folder / sdist.name.removesuffix(".tar.gz"),
+    )
+
+
+def make_environment(dist: Path, folder: Path) -> Path:
     """A fresh environment with the wheel and what the cpu device needs; returns its python."""
     uv = shutil.which("uv")
-    dist, env = folder / "dist", folder / "env"
+    env = folder / "env"
     python = env / "bin" / "python"
     if uv:
-        run(uv, "build", "--quiet", "--wheel", "--out-dir", dist, ROOT, cwd=folder)
         run(uv, "venv", "--quiet", "--python", sys.executable, env, cwd=folder)
         install: list[str | Path] = [uv, "pip", "install", "--quiet", "--python", python]
     else:
-        run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", dist, ROOT, cwd=folder)
         venv.create(env, with_pip=True)
         install = [python, "-m", "pip", "install", "--quiet"]
     (wheel,) = dist.glob("*.whl")
@@ -94,8 +118,11 @@ def stream_once(python: Path, folder: Path) -> None:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        stream_once(make_environment(folder), folder)
+        folder, dist = Path(name), Path(name) / "dist"
+        dist.mkdir()
+        build(dist)
+        run_tests_of_sdist(dist, folder)
+        stream_once(make_environment(dist, folder), folder)
 
 
 if __name__ == "__main__":
