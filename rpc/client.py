@@ -15,6 +15,7 @@ from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 
+from engine.network import is_loopback
 from rpc.proto.engine.v1 import engine_pb2 as pb
 from rpc.proto.engine.v1 import engine_pb2_grpc as pb_grpc
 
@@ -27,6 +28,8 @@ class Client:
     ) -> None:
         """`api_key` goes with every call, as its bearer token; `credentials` turn TLS on (see `rpc.tls`)."""
         options = [("grpc.max_receive_message_length", -1)]  # ids of a long text exceed grpc's default of 4 MiB
+        if is_loopback(address):
+            options.append(("grpc.enable_http_proxy", 0))
         if credentials is None:
             self._channel = grpc.aio.insecure_channel(address, options)
         else:

@@ -7,6 +7,8 @@ from typing import Literal
 from engine.config import check_settings, setting
 from engine.errors import ConfigError
 
+MAX_PENDING_CALLS = 1 << 16
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
@@ -73,6 +75,10 @@ class ServerOptions:
         return [
             # Linux would otherwise let a second server bind the same port and share its calls.
             ("grpc.so_reuseport", 0),
+            # Calls that wait for Python to take them; above 1,000 grpc cancels some at random, and the engine's own
+            # queue, which says RESOURCE_EXHAUSTED and when to try again, never sees them.
+            ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
+            ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
             ("grpc.max_receive_message_length", self.max_message_bytes),
             ("grpc.max_send_message_length", -1),
             ("grpc.keepalive_time_ms", round(self.keepalive_time * 1000)),

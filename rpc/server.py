@@ -21,6 +21,7 @@ from grpc_reflection.v1alpha import reflection
 
 from engine.engine import Engine
 from engine.errors import ConfigError
+from engine.network import host_port
 from rpc import router
 from rpc.auth import ApiKeys, Authentication
 from rpc.bad_messages import BadMessages
@@ -200,8 +201,7 @@ class Server:
 
 def _bind(server: grpc.aio.Server, options: ServerOptions, credentials: grpc.ServerCredentials | None) -> int:
     """Bind `options.host`:`options.port`; raises OSError that names the address."""
-    host = f"[{options.host}]" if ":" in options.host else options.host
-    address = f"{host}:{options.port}"
+    address = host_port(options.host, options.port)
     try:
         # grpc says only that binding failed, after log lines of its own; a plain socket says why.
         family, kind, _, _, where = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)[0]

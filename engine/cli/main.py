@@ -13,12 +13,12 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
@@ -30,6 +30,7 @@ from engine.cli.server_flags import Server, to_server
 from engine.cli.settings import Layers, effective_settings, name_sources, settings_lines, unknown_variables
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineError, InvalidRequest
+from engine.network import host_port
 from loader.errors import CheckpointError
 from rpc.options import ServerOptions
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
-USAGE, INTERRUPTED = 2, 130
+USAGE, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
 
 
 class BadUsage(click.ClickException):
@@ -78,15 +79,34 @@ def debuggable(command: Command) -> Command:
     def run(*args: Any, debug: bool, **kwargs: Any) -> None:
         try:
             command(*args, **kwargs)
+        except BrokenPipeError:
+            _leave_pipe()
         except Exception as error:
             if debug:
                 traceback.print_exc()
+            if isinstance(error, UnicodeEncodeError) and (name := _not_utf8(kwargs)):
+                raise BadUsage(f"{name}: is not UTF-8") from error
             if isinstance(error, click.ClickException | click.exceptions.Exit):
                 raise
             kind = BadUsage if isinstance(error, ConfigError | InvalidRequest) else click.ClickException
             raise kind(name_sources(_message(error))) from error
 
     return run  # type: ignore[return-value]
+
+
+def _leave_pipe() -> NoReturn:
+    """Whoever read our output has enough, as `head` has: end in silence, with a shell's code for SIGPIPE."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still buffered is written at exit
+    raise click.exceptions.Exit(BROKEN_PIPE)
+
+
+def _not_utf8(arguments: Mapping[str, Any]) -> str | None:
+    """The argument that holds bytes which are no UTF-8; Python has them as lone surrogates."""
+    for name, value in arguments.items():
+        for text in value if isinstance(value, tuple) else (value,):
+            if isinstance(text, str) and any("\ud800" <= c <= "\udfff" for c in text):
+                return name
+    return None
 
 
 def _message(error: Exception) -> str:
@@ -126,12 +146,12 @@ async def _serve(config: EngineConfig, options: ServerOptions) -> None:
             metrics = stack.enter_context(MetricsServer(engine.metrics, options.host, options.metrics_port))
         server = Server(engine, options)
         port = await server.start()
-        click.echo(f"listening on {options.host}:{port}")
+        click.echo(f"listening on {host_port(options.host, port)}")
         if server.http_port is not None:
             scheme = "http" if options.ssl_certfile is None else "https"
-            click.echo(f"http on {scheme}://{options.host}:{server.http_port}")
+            click.echo(f"http on {scheme}://{host_port(options.host, server.http_port)}")
         if options.metrics_port is not None:
-            click.echo(f"metrics on http://{options.host}:{metrics.port}/metrics")
+            click.echo(f"metrics on http://{host_port(options.host, metrics.port)}/metrics")
         await server.run()
 
 

@@ -11,6 +11,8 @@ from wsgiref.simple_server import WSGIRequestHandler, make_server
 from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.exposition import ThreadingWSGIServer
 
+from engine.network import host_port
+
 logger = logging.getLogger(__name__)
 
 
@@ -33,7 +35,7 @@ class MetricsServer:
             self._server = make_server(host, port, plain_text, _server_class(host), _SilentHandler)
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
-            raise OSError(f"metrics port: cannot listen on {host}:{port}: {reason}") from error
+            raise OSError(f"metrics port: cannot listen on {host_port(host, port)}: {reason}") from error
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
         self._thread.start()
 

@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import ConfigError
+from engine.network import is_loopback
 from engine.observe.records import RequestRecord
 from engine.serving.live_request import LiveRequest
 
@@ -44,7 +45,9 @@ class RequestSpans:
             raise ConfigError(f"otlp_traces_endpoint: {needs}") from error
         self._api = trace
         self._read_headers = TraceContextTextMapPropagator().extract
-        self._exporter = exporter or OTLPSpanExporter(endpoint, insecure=None if "://" in endpoint else True)
+        insecure = None if "://" in endpoint else True
+        options: Any = (("grpc.enable_http_proxy", 0),) if is_loopback(endpoint) else None
+        self._exporter = exporter or OTLPSpanExporter(endpoint, insecure=insecure, channel_options=options)
         name = os.environ.get("OTEL_SERVICE_NAME", "engine-llm")
         self._provider = TracerProvider(resource=Resource.create({"service.name": name}), shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(self._exporter))

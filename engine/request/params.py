@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from engine.errors import InvalidRequest
-from engine.request.structured import StructuredOutputs
+from engine.request.structured import StructuredOutputs, check_utf8
 
 MAX_SEED = (1 << 63) - 1
 MAX_TOP_K = (1 << 31) - 1
@@ -132,8 +132,7 @@ class SamplingParams:
         if len(self.stop_strings) > MAX_STOP_STRINGS:
             raise InvalidRequest("stop", f"{len(self.stop_strings)} strings, at most {MAX_STOP_STRINGS} are allowed")
         for s in self.stop_strings:
-            if not isinstance(s, str) or not 1 <= len(s) <= MAX_STOP_CHARS:
-                raise InvalidRequest("stop", f"each must be a string of 1 to {MAX_STOP_CHARS} characters")
+            _check_text("stop", s, MAX_STOP_CHARS)
         if len(self.stop_ids) > MAX_STOP_TOKEN_IDS:
             raise InvalidRequest(
                 "stop_token_ids", f"{len(self.stop_ids)} ids, at most {MAX_STOP_TOKEN_IDS} are allowed"
@@ -154,8 +153,7 @@ class SamplingParams:
         if len(self.bad_words or ()) > MAX_BAD_WORDS:
             raise InvalidRequest("bad_words", f"{len(self.bad_words or ())} words, at most {MAX_BAD_WORDS} are allowed")
         for word in self.bad_words or ():
-            if not isinstance(word, str) or not 1 <= len(word) <= MAX_BAD_WORD_CHARS:
-                raise InvalidRequest("bad_words", f"each must be a string of 1 to {MAX_BAD_WORD_CHARS} characters")
+            _check_text("bad_words", word, MAX_BAD_WORD_CHARS)
         _check_int("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, None)
 
     def _check_beam_search(self) -> None:
@@ -195,6 +193,12 @@ def _check_int(name: str, value: object, low: int, high: int | None) -> None:
     if not ok or value < low or (high is not None and value > high):  # type: ignore[operator]
         limits = f"at least {low}" if high is None else f"between {low} and {high}"
         raise InvalidRequest(name, f"{_shown(value)} is out of range, must be {limits}")
+
+
+def _check_text(name: str, value: object, most: int) -> None:
+    if not isinstance(value, str) or not 1 <= len(value) <= most:
+        raise InvalidRequest(name, f"each must be a string of 1 to {most} characters")
+    check_utf8(name, value)
 
 
 def _shown(value: object) -> str:

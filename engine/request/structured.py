@@ -62,6 +62,15 @@ def _name(kind: str) -> str:
 def _check_text(kind: str, value: object) -> None:
     if not isinstance(value, str) or not 1 <= len(value) <= MAX_GRAMMAR_CHARS:
         raise InvalidRequest(_name(kind), f"must be a string of 1 to {MAX_GRAMMAR_CHARS} characters")
+    check_utf8(_name(kind), value)
+
+
+def check_utf8(field: str, text: str) -> None:
+    """Raises InvalidRequest for a text that JSON can spell but no encoding can hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(field, "holds a lone surrogate") from error
 
 
 def _schema_text(schema: object) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from engine.network import host_port
 from rpc.http.app import make_app
 from rpc.http.service import Service
 from rpc.options import ServerOptions
@@ -129,7 +130,8 @@ def _listener(options: ServerOptions) -> socket.socket:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.create_server(address[:2], family=family, backlog=BACKLOG)
     except OSError as error:
-        raise OSError(f"http port: cannot listen on {host}:{port}: {(error.strerror or str(error)).lower()}") from error
+        reason = (error.strerror or str(error)).lower()
+        raise OSError(f"http port: cannot listen on {host_port(host, port)}: {reason}") from error
     _give_up_on_the_dead(listener, options)
     return listener
 

@@ -171,6 +171,47 @@ def test_serve_and_generate_as_processes() -> None:
         assert child.wait(30) == 0
 
 
+def test_loopback_is_not_asked_through_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+        monkeypatch.setenv(name, "http://192.0.2.1:9")
+    with server() as (_, address):
+        assert engine("health", "--address", address) == (0, "SERVING\n", "")
+        port = address.rpartition(":")[2]
+        assert engine("generate", "hé", "--address", f"localhost:{port}") == (0, "hé\n", "")
+
+
+def test_addresses_of_ipv6_are_printed_in_brackets() -> None:
+    with process("serve", "/m", "--host", "::1", "--port", "0", "--http-port", "0", "--metrics-port", "0") as child:
+        assert child.stdout is not None
+        grpc, http, metrics = (child.stdout.readline().strip() for _ in range(3))
+        assert grpc.startswith("listening on [::1]:")
+        assert http.startswith("http on http://[::1]:")
+        assert metrics.startswith("metrics on http://[::1]:") and metrics.endswith("/metrics")
+        address = grpc.removeprefix("listening on ")
+        assert engine("generate", "hi", "--address", address) == (0, "hi\n", "")
+
+
+def test_a_reader_that_has_enough_ends_a_command_in_silence() -> None:
+    with server() as (_, address):
+        command = [sys.executable, "-m", "engine", "generate", "hold", "--address", address]
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+            assert child.stdout is not None and child.stderr is not None
+            child.stdout.close()  # before the first word
+            assert (child.wait(30), child.stderr.read()) == (141, b"")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [(["generate", b"caf\xe9"], "prompt"), (["generate", "x", "--regex", b"\xff+"], "structured_outputs.regex")],
+    ids=["prompt", "regex"],
+)
+def test_an_argument_that_is_not_utf8_is_bad_usage_and_named(arguments: list[str | bytes], name: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "engine", *arguments], cwd=ROOT, capture_output=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.decode().startswith(f"engine: error: {name}: ")
+    assert done.stderr.count(b"\n") == 1
+
+
 def test_a_taken_port_is_one_line_and_exit_code_1() -> None:
     with server() as (_, address), process("serve", "/m", "--port", address.rpartition(":")[2]) as second:
         out, err = second.communicate(timeout=30)

@@ -284,6 +284,8 @@ def test_without_llguidance_the_extra_is_named(tokenizer: TextTokenizer, monkeyp
         ({"json_object": 1}, r"structured_outputs\.json_object"),
         ({"regex": ""}, r"structured_outputs\.regex: must be a string of 1 to 65536"),
         ({"regex": 7}, r"structured_outputs\.regex"),
+        ({"regex": "\ud800"}, r"structured_outputs\.regex: holds a lone surrogate"),
+        ({"choice": ["a", "\udfff"]}, r"structured_outputs\.choice: holds a lone surrogate"),
         ({"grammar": "x" * 65_537}, r"structured_outputs\.grammar"),
         ({"choice": []}, r"structured_outputs\.choice: must be a list of 1 to 1024"),
         ({"choice": "yes"}, r"structured_outputs\.choice"),

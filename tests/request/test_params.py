@@ -32,6 +32,8 @@ from engine.request.params import SamplingParams
         ("stop", ""),
         ("stop", ["ok", ""]),
         ("stop", "x" * 1025),
+        ("stop", "\ud800"),
+        ("bad_words", ["a\udfff"]),
         ("stop", [str(i) for i in range(65)]),
         ("stop_token_ids", [-1]),
         ("stop_token_ids", list(range(257))),

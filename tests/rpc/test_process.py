@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -67,6 +68,19 @@ async def statuses(address: str) -> AsyncIterator[int]:
     async with grpc.aio.insecure_channel(address) as channel:
         async for reply in health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest()):
             yield reply.status
+
+
+async def test_thousands_of_calls_at_once_are_served_or_refused_by_the_engine(model: Path) -> None:
+    """grpc itself would cancel some of more than a thousand that wait for Python."""
+    request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[5]), sampling=pb.SamplingParams(max_tokens=1))
+
+    async def outcome() -> object:
+        return (await end_of(client.generate(request)))[1]
+
+    async with serving(model, "--max-queued-requests", "500") as (_, client, _):
+        outcomes = Counter(await asyncio.gather(*(outcome() for _ in range(2500))))
+    assert outcomes.keys() <= {pb.FINISH_REASON_LENGTH, pb.FINISH_REASON_STOP, grpc.StatusCode.RESOURCE_EXHAUSTED}
+    assert outcomes.total() == 2500
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
