@@ -199,6 +199,8 @@ class Scheduler:
         for sequence in self.roster.waiting():
             if not self.roster.num_free_rows or not draft.budget or len(passed_over) >= MAX_ADMISSION_FAILURES:
                 break
+            if any(s.num_passed_over >= MAX_PASSED_OVER for s in passed_over):
+                break
             admission = self._admit(draft, sequence, draft.budget)
             if admission is Admission.ADMITTED:
                 for overtaken in passed_over:
@@ -207,8 +209,6 @@ class Scheduler:
                 self.num_deferred += 1
             else:
                 passed_over.append(sequence)
-                if sequence.num_passed_over >= MAX_PASSED_OVER:
-                    break
 
     def _admit(self, draft: Draft, sequence: Sequence, budget: int) -> Admission:
         if sequence.in_flight or sequence.awaits_branch:

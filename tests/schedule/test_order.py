@@ -66,6 +66,21 @@ def test_priority_goes_first_and_may_preempt() -> None:
     rig.check_outputs()
 
 
+def test_who_is_admitted_ahead_of_running_rows_leaves_each_a_token() -> None:
+    rig = Rig(budget=8)
+    running = [rig.add([i] * 3, 9) for i in range(2)]
+    while any(s.num_output == 0 for s in running):
+        rig.iterate()
+    urgent = rig.add([9] * 20, 2, priority=-1)
+    step = rig.iterate()
+    assert step is not None
+    assert dict(zip(step.plan.rows.tolist(), step.plan.num_tokens.tolist(), strict=True)) == {
+        urgent.row: 6, running[0].row: 1, running[1].row: 1
+    }  # fmt: skip
+    rig.run()
+    rig.check_outputs()
+
+
 def test_a_preempted_row_is_not_admitted_again_before_its_token_in_flight_is_seen() -> None:
     """There is a free row for it: the two choices that it made way for need two at once."""
     rig = Rig(max_num_seqs=3)

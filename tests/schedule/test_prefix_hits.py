@@ -103,6 +103,16 @@ def test_tenants_do_not_share_cached_prefixes() -> None:
     assert (other.num_cached_tokens, same.num_cached_tokens) == (0, 8)
 
 
+def test_nobody_waits_for_a_block_of_another_tenant() -> None:
+    """It could not be hit, and the wait would tell what the other asks."""
+    rig = Rig(budget=64)
+    first, second = rig.add(range(9), 2, tenant="a"), rig.add(range(9), 2, tenant="b")
+    rig.iterate()
+    assert first.status is second.status is Status.RUNNING
+    rig.run()
+    rig.check_outputs()
+
+
 async def test_who_waits_for_the_last_blocks_in_flight_joins_the_step_that_follows() -> None:
     """The step in flight is settled first then, but not while the steps of the one that computes are full."""
     async with serving(budget=8, free_running=False) as server:

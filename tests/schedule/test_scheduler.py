@@ -5,7 +5,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.kv.groups import KVGroup
-from engine.schedule.scheduler import MAX_PASSED_OVER
 from engine.schedule.sequence import Status
 from tests.engine.fake_device import ONE_GROUP
 from tests.schedule.rig import BLOCK, Rig
@@ -67,17 +66,36 @@ def test_a_victim_comes_after_its_beneficiary_and_is_protected_until_it_progress
     rig.check_outputs()
 
 
-def test_one_that_does_not_fit_is_passed_over_but_not_for_ever() -> None:
-    rig = Rig(num_blocks=20, max_num_seqs=2, budget=64, caching=False)
+@pytest.mark.parametrize("rows", [2, 4, 9])
+def test_one_that_does_not_fit_is_passed_over_sixteen_times(rows: int) -> None:
+    """However many find a row in one step."""
+    rig = Rig(num_blocks=20, max_num_seqs=rows, budget=64, caching=False)
     rig.add([1] * 8, 60)
     big = rig.add([2] * 76, 2)
     small = [rig.add([3, i], 1) for i in range(50)]
     while big.status is Status.WAITING:
+        overtook = [s for s in small if s.status is not Status.WAITING]
         rig.iterate()
-    overtook = [s for s in small if s in rig.finished]
-    assert MAX_PASSED_OVER <= len(overtook) <= MAX_PASSED_OVER + 1
+    assert len(overtook) == big.num_passed_over == 16
     rig.run()
     assert len(rig.finished) == len(rig.sequences)
+    rig.check_outputs()
+
+
+def test_progress_is_a_token_not_a_chunk() -> None:
+    """One that was preempted stays protected while its prompt is computed again."""
+    rig = Rig(budget=4, caching=False)
+    victim = rig.add([1] * 12, 4)
+    while victim.num_output == 0:
+        rig.iterate()
+    rig.roster.preempt(victim)
+    protected = []
+    while victim.num_output < 3:
+        rig.iterate()
+        protected.append((victim.num_computed, victim.protected))
+    assert (8, True) in protected
+    assert protected[-1][1] is False
+    rig.run()
     rig.check_outputs()
 
 
