@@ -15,6 +15,7 @@ import sys
 import zipfile
 from pathlib import Path
 
+from loader.cache import cache_dir
 from loader.errors import CheckpointError
 from loader.gguf import INSTALL_HINT, import_gguf
 
@@ -24,13 +25,6 @@ MODEL_NAME = "SmolLM2-135M-Instruct"
 
 _LAYOUT = "1"
 """Raised when `import_gguf` writes something else, so that old imports are not used."""
-
-
-def cache_dir() -> Path:
-    """Where imported models are kept."""
-    if explicit := os.environ.get("ENGINE_CACHE_DIR"):
-        return Path(explicit)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "engine-llm"
 
 
 def demo_checkpoint(show: bool | None = None) -> Path:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from loader.demo import cache_dir
+from loader.cache import cache_dir
 from tests.clients.conftest import GOLDEN_FILE, MODEL, Addresses
 
 BIN = Path(sys.executable).parent

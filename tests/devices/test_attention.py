@@ -1,6 +1,5 @@
 """Attention over pages against float64, for every way keys and values are stored, with its error bounded."""
 
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -8,8 +7,9 @@ import pytest
 from numba import njit
 from numpy.typing import NDArray
 
-from engine.devices.cpu.kernels.attention import attention
-from engine.devices.cpu.kernels.rope import rope_and_cache
+from engine.devices.cpu.kernels.constants import ATTENTION_BFLOAT16, ATTENTION_FLOAT32, COLUMNS, ROPE_AND_CACHE
+from engine.devices.cpu.kernels.entries import ENTRIES
+from engine.devices.cpu.kernels.native import call_op
 from engine.devices.cpu.layout import KVLayout, aligned_bytes, padded
 
 HEADS, KV_HEADS, BLOCKS = 6, 2, 64
@@ -17,9 +17,8 @@ FLOAT32, BFLOAT16, INT8_FLOAT32, INT8 = 0, 1, 2, 3
 
 
 @njit
-def _run(rope: Any, op: Any, tokens: Any, items: Any) -> None:
-    rope_and_cache(rope, 0, tokens)
-    attention(op, items, 0, 1, 1, 0)
+def _run(function: int, op: int, rows: int, items: int) -> None:
+    call_op(function, op, rows, items, 0, 1, 1, 0)
 
 
 def attend(
@@ -40,13 +39,15 @@ def attend(
     starts = np.arange(0, tokens, unit)
     items = np.stack([starts, np.minimum(unit, tokens - starts), starts * 0, starts], axis=1).astype(np.int32)
     out = np.full((tokens, padded(HEADS * head_dim)), np.nan, np.float32)
-    rope, op = np.zeros(21, np.int64), np.zeros(21, np.int64)
+    rope, op = np.zeros(COLUMNS, np.int64), np.zeros(COLUMNS, np.int64)
     at = [a.ctypes.data for a in (wide, queries, angles, table, rows, positions, out, items, scratch)]
     shape = [HEADS, KV_HEADS, head_dim, block_size, BLOCKS, pages]
     strides = [kv.block_nbytes, kv.head_nbytes]
     rope[1:20] = [at[0], at[1], *places[:2], at[2], at[3], at[4], at[5], *shape, scale, *places[2:], *strides]
     op[1:21] = [at[1], at[6], *places[:2], at[3], at[7], *shape, window, at[8], 0, 0, *places[2:], *strides]
-    _run(rope, op, tokens, len(items))
+    attention = ATTENTION_BFLOAT16 if pages in (BFLOAT16, INT8) else ATTENTION_FLOAT32
+    _run(ENTRIES[ROPE_AND_CACHE].address, rope.ctypes.data, tokens, 0)
+    _run(ENTRIES[attention].address, op.ctypes.data, tokens, len(items))
     return out[:, : HEADS * head_dim]
 
 

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from engine.devices.cpu import numkong
 from engine.devices.cpu.kernels.constants import GROUP
-from engine.devices.cpu.kernels.matmul_int8 import HAS_INT8_DOT, int8_panel, quantize_row
+from engine.devices.cpu.kernels.matmul_int8 import HAS_INT8_DOT, int8_panel
+from engine.devices.cpu.kernels.quantize import quantize_row
 from engine.devices.cpu.layout import aligned_bytes, int8_row_nbytes, padded
 from engine.devices.cpu.products import Int8Groups, packed_product
 from engine.errors import ConfigError

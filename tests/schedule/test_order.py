@@ -7,7 +7,9 @@ from engine.schedule.sequence import Status
 from tests.schedule.rig import Rig
 
 
-@pytest.mark.parametrize(("prompt_len", "output_len"), [(4, 400), (60, 4), (200, 1), (8, 40)])
+@pytest.mark.parametrize(
+    ("prompt_len", "output_len"), [pytest.param(4, 400, marks=pytest.mark.slow), (60, 4), (200, 1), (8, 40)]
+)
 def test_a_flooding_tenant_does_not_delay_another(prompt_len: int, output_len: int) -> None:
     """Its TTFT stays within twice of what it is alone, whether the flood is of prompts or of outputs."""
     prompt = [5] * 30

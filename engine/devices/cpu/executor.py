@@ -8,7 +8,7 @@ Read next: `engine/devices/cpu/model.py`, `engine/devices/cpu/worker.py`.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.devices.cpu.kernels import teamwork
+from engine.devices.cpu.kernels.entries import ENTRIES
 from engine.devices.cpu.layout import HEAD_ROWS, padded
-from engine.devices.cpu.model import CpuModel, ModelShape
+from engine.devices.cpu.model import CpuModel, ModelShape, record
 from engine.devices.cpu.products import packed_product
 from engine.devices.cpu.program import tokens_per_unit
 from engine.devices.cpu.rows import Rows
@@ -46,8 +47,10 @@ from loader.weights import WeightSource
 LogitsHook = Callable[[Int32Array, Float32Array], None]
 
 
-def compile_kernels() -> None:
-    """Compile every kernel, or load it from the cache, by calling each with nothing to do."""
+def compile_kernels(codes: Iterable[int] = ENTRIES) -> None:
+    """Compile what the given ops and every model need, or load it from the cache; functions are called in vain."""
+    for code in codes:
+        _ = ENTRIES[code].address
     none, empty = np.zeros(0, np.int64), np.zeros((0, 0), np.float32)
     ids, floats = none.astype(np.int32), none.astype(np.float32)
     board = np.zeros(teamwork.board_words(1, 0), np.int64)
@@ -76,10 +79,11 @@ class CpuExecutor:
         self.on_logits: LogitsHook | None = None
         self._rows = Rows(shape.max_num_seqs, groups, shape.blocks_per_row, shape.num_blocks, vocab)
         with ThreadPoolExecutor(shape.threads) as pool:
-            compiled = pool.submit(compile_kernels)  # mostly imports, while weights are read and packed
+            codes = {op.code for op in record(shape).recorder.ops}
+            compiled = pool.submit(compile_kernels, codes)  # mostly imports, while weights are read and packed
             weights = Weights(source, packed_product(shape.dtype, shape.weights_int8), shape.threads, pool, advance)
-            self.model = CpuModel(shape, weights, self._rows)
             compiled.result()
+            self.model = CpuModel(shape, weights, self._rows)
         self._team = Team(shape.threads, max(len(self.model.body), len(self.model.head)))
         self._scratch = np.empty((shape.threads, 3, padded(vocab)), np.float64)
         self._items_per_unit = tokens_per_unit(shape.decoder)

@@ -160,6 +160,11 @@ class _Placement:
             layer: slot for g in kv_groups(shape.decoder.layer_windows) for slot, layer in enumerate(g.layers)
         }
 
+    def function(self, code: int) -> int:
+        from engine.devices.cpu.kernels.entries import ENTRIES  # Numba: not for the parent, which only sizes a model
+
+        return ENTRIES[code].address
+
     def pages(self, layer: int) -> list[int]:
         return [self._pool + first for first in self._kv.pages(self._slots[layer])]
 

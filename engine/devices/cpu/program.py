@@ -43,6 +43,9 @@ class Addresses(Protocol):
     scratch_stride: int
     dots: int
 
+    def function(self, code: int) -> int:
+        """What does the work of an op."""
+
     def embedding(self, name: str) -> tuple[int, int]:
         """Address and dtype code of a gathered table."""
 
@@ -163,7 +166,8 @@ class Recorder:
             tail = [at.scratch, at.scratch_stride, self._input_code == 1, *scales, *self._strides]
             return [*places, *heads, *table, *tail]
 
-        self._emit(opcodes.ATTENTION, (queries,), out, columns)
+        code = opcodes.ATTENTION_BFLOAT16 if self.bfloat16 else opcodes.ATTENTION_FLOAT32
+        self._emit(code, (queries,), out, columns)
         return self._quantize(out) if self.weights_int8 else out
 
     def _gate_up(self, out: Value, x: Value, weights: Sequence[str]) -> Value:
@@ -292,6 +296,7 @@ def link(recorder: Recorder, offsets: Sequence[int], workspace: int, at: Address
     for row, op in zip(table, recorder.ops, strict=True):
         columns = op.columns(at, lambda value: workspace + offsets[value.number])
         row[: 1 + len(columns)] = [op.code, *columns]
+        row[-1] = at.function(op.code)
     return table
 
 

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from engine.devices.cuda.nvrtc import compile_source
 from engine.errors import ConfigError, DeviceFault
-from loader.demo import cache_dir
+from loader.cache import cache_dir
 
 logger = logging.getLogger(__name__)
 

@@ -1,1 +1,1 @@
-"""Compiled code of the cpu device. Nothing outside this folder and engine/sampling is compiled."""
+"""Compiled code of the cpu device. Nothing outside this folder and the one of the sampler is compiled."""

@@ -14,7 +14,7 @@ A row sees the same blocks in the same order with the same arithmetic in a prefi
 step; a block that is masked for a whole row multiplies its sums by exactly 1 and adds exactly 0.
 Keys beyond a row's own are masked by selection, never by adding -inf, and values beyond the unit's last position
 are never read: what an unused slot holds cannot matter, not even a NaN.
-Algorithm: Dao, FlashAttention-2 (2023). Read next: `engine/devices/cpu/kernels/attention.py`, which does float32.
+Algorithm: Dao, FlashAttention-2 (2023). Read next: `engine/devices/cpu/kernels/attention_float32.py`.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"
@@ -26,11 +26,10 @@ import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped, unused-ignore]
 from numba import types
 
-from engine.devices.cpu.kernels.attention_float32 import reset, write
+from engine.devices.cpu.kernels.attention import reset, write
+from engine.devices.cpu.kernels.codegen import ZERO, Address, broadcast, dot_pairs, intrinsic, open_loop, prefetch
 from engine.devices.cpu.kernels.constants import LANES
-from engine.devices.cpu.kernels.jit import inner
-from engine.devices.cpu.kernels.matmul import ZERO, Address, broadcast, dot_pairs, intrinsic, open_loop, prefetch
-from engine.devices.cpu.kernels.ops import pad
+from engine.devices.cpu.kernels.jit import entry, inner
 from engine.devices.cpu.kernels.simd import (
     exp2,
     f32_pointer,
@@ -41,6 +40,7 @@ from engine.devices.cpu.kernels.simd import (
     keep_lanes,
     load,
     maximum,
+    pad,
     reduce_max,
     splat,
     store,
@@ -154,7 +154,7 @@ _accumulate3x4, _accumulate3x1 = _make_accumulate(3, 4), _make_accumulate(3, 1)
 
 @inner
 def attend_bfloat16(op, item, kv_head, thread):
-    """One unit; op as in `attention`, pages 1 bfloat16 or 3 int8, queries bfloat16."""
+    """One unit; op as in `engine/devices/cpu/kernels/attention.py`, pages 1 bfloat16 or 3 int8, queries bfloat16."""
     items = i32_pointer(op[6])
     tokens, start = np.int64(items[4 * item + 1]), np.int64(items[4 * item + 3])
     padded, block_size, window = pad(op[9]), op[10], op[13]
@@ -344,3 +344,12 @@ def _mask(op, scores, position, tile, masked):
     slots = min(np.int64(LANES), block_size - tile % (pad(block_size) // LANES) * LANES)
     begin = position - window + 1 - key if window > 0 else np.int64(0)
     return keep_lanes(scores, begin, min(position + 1 - key, slots), masked)
+
+
+@entry
+def attention_bfloat16_parts(address, rows, items, begin, end, parts, thread):
+    op = i64_pointer(address)
+    units = items * op[8]
+    for part in range(begin, end):
+        for unit in range(units - 1 - part, -1, -parts):
+            attend_bfloat16(op, unit % items, unit // items, thread)

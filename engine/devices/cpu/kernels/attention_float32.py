@@ -12,40 +12,38 @@ A row sees the same tiles in the same order with the same arithmetic in a prefil
 step; a tile that is masked for a whole row multiplies its sums by exactly 1 and adds exactly 0.
 Keys beyond a row's own are masked by selection, never by adding -inf, and values beyond the unit's last position
 are never read: what an unused slot holds cannot matter, not even a NaN.
-Read next: `rope_and_cache` in `engine/devices/cpu/kernels/ops.py`, which writes the pages.
+Read next: `engine/devices/cpu/kernels/rope.py`, which writes the pages.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"
 
 import numpy as np
 
+from engine.devices.cpu.kernels.attention import reset, write
 from engine.devices.cpu.kernels.constants import LANES
-from engine.devices.cpu.kernels.jit import inner
-from engine.devices.cpu.kernels.ops import pad
+from engine.devices.cpu.kernels.jit import entry, inner
 from engine.devices.cpu.kernels.simd import (
     exp,
     f32_pointer,
     fma,
     i8_pointer,
     i32_pointer,
+    i64_pointer,
     keep_lanes,
     load,
     maximum,
-    put,
-    reduce_add,
+    pad,
     reduce_max,
     splat,
     store,
 )
 
 BLOCK = 4
-_LOWEST = np.float32(-1e30)
-"""Start of the running maximum: finite, so that a row with no key yet computes exp(-inf), never inf - inf."""
 
 
 @inner
 def attend_float32(op, item, kv_head, thread):
-    """One unit; op as in `attention`, pages 0 float32 or 2 int8, queries float32."""
+    """One unit; op as in `engine/devices/cpu/kernels/attention.py`, pages 0 float32 or 2 int8, queries float32."""
     tile = op[14] + thread * op[15]
     room = (f32_pointer(tile), f32_pointer(tile + 4 * LANES * pad(op[9])))
     if op[12] == 2:
@@ -124,17 +122,6 @@ def _gather_queries(op, item, kv_head, group, rows, q):
 
 
 @inner
-def reset(out, state, rows, padded):
-    """state: [2, rows, 16], running maximum (all lanes equal) and per-lane sum of weights."""
-    zero = splat(np.float32(0.0))
-    for i in range(0, rows * padded, LANES):
-        store(out, i, zero)
-    for r in range(rows):
-        store(state, r * LANES, splat(_LOWEST))
-        store(state, (rows + r) * LANES, zero)
-
-
-@inner
 def _score(q, keys, k, lanes, padded, block, weights):
     """weights[4, 16] = q[block : block + 4] . keys of the tile."""
     s0 = s1 = s2 = s3 = splat(np.float32(0.0))
@@ -191,19 +178,10 @@ def _accumulate(out, values, v, slots, padded, block, weights):
         store(out, o3 + i, a3)
 
 
-@inner
-def write(op, item, kv_head, group, count, rows, out, state, target):
-    """Normalised outputs, [tokens, heads * head_dim] in the dtype of the next product's input."""
-    size, padded = op[9], pad(op[9])
-    stride, first = pad(op[7] * size), np.int64(i32_pointer(op[6])[4 * item])
-    for r in range(count):
-        total = splat(reduce_add(load(state, (rows + r) * LANES)))
-        to = (first + r // group) * stride + (kv_head * group + r % group) * size
-        for i in range(0, size, LANES):
-            value = load(out, r * padded + i) / total
-            if i + LANES <= size:
-                store(target, to + i, value)
-            else:
-                store(out, r * padded + i, value)
-                for j in range(i, size):
-                    put(target, to + j, out[r * padded + j])
+@entry
+def attention_float32_parts(address, rows, items, begin, end, parts, thread):
+    op = i64_pointer(address)
+    units = items * op[8]
+    for part in range(begin, end):
+        for unit in range(units - 1 - part, -1, -parts):
+            attend_float32(op, unit % items, unit // items, thread)

@@ -19,8 +19,8 @@ of unequal speed share evenly. They are a group of the next product's inputs."""
 STRIP_ROWS = 64
 """Rows whose gates and ups a thread keeps before it multiplies them, 24 KiB."""
 
-COLUMNS = 21
-"""Width of a program's table."""
+COLUMNS = 22
+"""Width of a program's table: the op's code, its operands, and the address of its function last."""
 
 # Op codes: column 0 of a program's table.
 EMBEDDING = 0
@@ -29,7 +29,8 @@ RMS_NORM = 2
 LINEAR = 3
 SILU_AND_MUL = 4
 ROPE_AND_CACHE = 5
-ATTENTION = 6
+ATTENTION_FLOAT32 = 6
 QUANTIZE = 7
 LINEAR_INT8 = 8
 GATE_UP_INT8 = 9
+ATTENTION_BFLOAT16 = 10

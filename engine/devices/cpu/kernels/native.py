@@ -30,6 +30,18 @@ def call_dots(typingctx, function, a, packed, c, m, n, k, a_stride, c_stride):
 
 
 @intrinsic
+def call_op(typingctx, function, op, rows, items, begin, end, parts, thread):
+    """The function of an op at address `function`, as `jit.entry` makes it."""
+
+    def codegen(context, builder, signature, args):
+        kind = ir.FunctionType(ir.VoidType(), [_I64] * 7)
+        builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 8), codegen
+
+
+@intrinsic
 def atomic_load(typingctx, pointer, index):
     """Acquiring load of pointer[index]."""
 

@@ -8,14 +8,15 @@ Layouts of pages: `KVLayout` in `engine/devices/cpu/layout.py`. Read next: `engi
 import numpy as np
 
 from engine.devices.cpu.kernels.constants import LANES
-from engine.devices.cpu.kernels.jit import inner
-from engine.devices.cpu.kernels.ops import pad
+from engine.devices.cpu.kernels.jit import entry, inner
 from engine.devices.cpu.kernels.simd import (
     f32_pointer,
     f64_from_bits,
     i8_pointer,
     i32_pointer,
+    i64_pointer,
     load,
+    pad,
     put,
     splat,
     store,
@@ -147,3 +148,8 @@ def _quantize(x, source, size, padded, out, target, step):
         value = x[source + i] / scale if i < size and scale != np.float32(0.0) else np.float32(0.0)
         put(out, target + i * step, value)
     return scale
+
+
+@entry
+def rope_and_cache_parts(address, rows, items, begin, end, parts, thread):
+    rope_and_cache(i64_pointer(address), rows * begin // parts, rows * end // parts)

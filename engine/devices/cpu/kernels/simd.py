@@ -22,6 +22,7 @@ from numba import extending, types
 from numba.extending import models, overload, register_model
 
 from engine.devices.cpu.kernels.constants import LANES
+from engine.devices.cpu.kernels.jit import inner
 
 intrinsic: Any = extending.intrinsic
 
@@ -410,3 +411,9 @@ def put(typingctx, pointer, index, value):
         return context.get_dummy_value()
 
     return types.void(pointer, types.int64, types.float32), codegen
+
+
+@inner
+def pad(width):
+    """`width` rounded up to whole vectors."""
+    return (width + LANES - 1) // LANES * LANES

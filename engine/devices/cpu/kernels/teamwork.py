@@ -147,11 +147,12 @@ def _wait(board, board_address, at, tag, parts, thread, threads):
 def _run(board, board_address, run, table_address, ops, rows, items, thread, threads):
     tag = run >> 1 & 0x7FFFFFFF
     for i in range(ops):
-        op, at = i64_pointer(table_address + 8 * COLUMNS * i), LINE * (1 + threads) + i
+        address, at = table_address + 8 * COLUMNS * i, LINE * (1 + threads) + i
+        op = i64_pointer(address)
         parts = parts_of(op, rows, items)
         begin, end = _take(board, at, tag, parts, threads, 0)
         while begin < end:
-            do_parts(op, rows, items, begin, end, parts, thread)
+            do_parts(op, address, rows, items, begin, end, parts, thread)
             begin, end = _take(board, at, tag, parts, threads, end - begin)
         _note_processor(board, thread)
         if not _wait(board, board_address, at, tag, parts, thread, threads):
