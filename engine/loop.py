@@ -57,9 +57,11 @@ class EngineLoop:
         self._masks = masks
         self._in_flight: deque[tuple[Step, Ticket]] = deque()
         self._ending: EngineError = EngineStopped("the engine has stopped")
+        self._broken: EngineError | None = None
 
     async def run(self) -> None:
         """Iterate until cancelled. Whatever ends the loop, every live request ends with the reason."""
+        self._device.on_failure(self._note_failure)
         try:
             while True:
                 await self._iterate()
@@ -100,6 +102,8 @@ class EngineLoop:
         if len(self._in_flight) > 1 or (self._in_flight and step is None):
             settled = await self._settle()
         elif step is None and settled is None:
+            if self._broken is not None:
+                raise self._broken
             return await self.observer.idle(self._inbox.wait())
         if settled is not None:
             self.requests.publish(*settled)
@@ -148,6 +152,11 @@ class EngineLoop:
         settlement = settle(self.roster, step, result)
         self.observer.settled(settlement, result, self.requests.live)
         return settlement, result
+
+    def _note_failure(self, fault: EngineError) -> None:
+        """The device broke while nothing was in flight."""
+        self._broken = fault
+        self._inbox.wake()
 
     def drain(self) -> None:
         """Take no more requests."""

@@ -1,11 +1,13 @@
 """NullDevice: a device that computes nothing, for measuring what is around one."""
 
 import asyncio
+from collections.abc import Callable
 from time import perf_counter
 
 import numpy as np
 
 from engine.devices.protocol import DeviceInfo
+from engine.errors import EngineError
 from engine.plan import SampleBatch, StepPlan, StepResult
 from engine.text.tokenizer import TextTokenizer
 
@@ -37,6 +39,9 @@ class NullDevice:
             await asyncio.sleep(delay)
         sampled, ids = len(batch.entries), self._ids[batch.step % len(self._ids)]
         return StepResult(batch.step, ids[:sampled], self._no_fault[:sampled], None, None, self.step_seconds)
+
+    def on_failure(self, tell: Callable[[EngineError], None]) -> None:
+        """Nothing breaks."""
 
     async def close(self) -> None:
         """Nothing to close."""

@@ -5,9 +5,11 @@ caller. A device executes steps strictly in the order they were launched and tak
 two before the first one's ticket has resolved. Read next: `engine/plan.py`, `engine/loop.py`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from engine.errors import EngineError
 from engine.plan import SampleBatch, StepPlan, StepResult
 
 
@@ -47,6 +49,9 @@ class Device(Protocol):
 
     def sample(self, batch: SampleBatch) -> Ticket:
         """Launch sampling for the plan just launched; its ticket covers both calls."""
+
+    def on_failure(self, tell: Callable[[EngineError], None]) -> None:
+        """Have `tell` called, in the loop's thread, if the device breaks while no ticket is there to say so."""
 
     async def close(self) -> None:
         """Stop the device and give its memory back; idempotent."""

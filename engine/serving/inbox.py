@@ -122,6 +122,10 @@ class Inbox:
         """Sleep until there is a message."""
         await self._event.wait()
 
+    def wake(self) -> None:
+        """End `wait` without a message; from the loop's thread."""
+        self._event.set()
+
     def _post(self, message: Submit | Abort | Control) -> None:
         self._messages.append(message)
         if threading.get_ident() == self._thread:

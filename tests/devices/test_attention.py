@@ -1,6 +1,5 @@
 """Attention over pages against float64, for every way keys and values are stored, with its error bounded."""
 
-
 import ml_dtypes
 import numpy as np
 import pytest

@@ -135,6 +135,9 @@ class FakeDevice:
         self._forwarded = None
         return FakeTicket(self, batch.step)
 
+    def on_failure(self, tell: Callable[[EngineError], None]) -> None:
+        self.tell = tell
+
     async def close(self) -> None:
         self.closed = True
 

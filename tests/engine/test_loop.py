@@ -160,6 +160,16 @@ async def test_a_dead_device_fails_everyone_and_the_loop() -> None:
         assert isinstance(server.task.exception(), DeviceFault)
 
 
+async def test_a_device_that_breaks_while_the_loop_sleeps_ends_it() -> None:
+    async with serving() as server:
+        assert await tokens_of(server.generate([1, 2], 2)) == expected([1, 2], 2)
+        await server.until(lambda: server.roster.is_idle)
+        server.device.tell(DeviceFault("gone"))
+        await asyncio.wait([server.task])
+        assert server.loop.state == "failed"
+        assert isinstance(server.task.exception(), DeviceFault)
+
+
 async def test_a_mistake_in_the_loop_fails_everyone_and_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(max_num_seqs=1) as server:
         running, waiting = server.generate([1], 9), server.generate([2], 9)

@@ -176,6 +176,17 @@ async def test_the_death_of_the_device_ends_the_process_with_1(model: Path, work
         assert await exit_code(process) == 1
 
 
+async def test_the_death_of_an_idle_device_is_noticed_at_once(model: Path, worker_of: object) -> None:
+    async with serving(model) as (process, _, address):
+        watch = statuses(address)
+        assert await anext(watch) == SERVING
+        os.kill(worker_of(process), signal.SIGKILL)
+        assert await anext(watch) == NOT_SERVING
+        await watch.aclose()
+        assert await exit_code(process) == 1
+        assert process.stderr is not None and "killed by SIGKILL" in process.stderr.read()
+
+
 async def test_a_device_that_hangs_is_noticed_and_so_is_its_recovery(model: Path, worker_of: object) -> None:
     async with serving(model, "--watchdog-seconds", "0.5") as (process, client, address):
         watch = statuses(address)

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, cast
@@ -47,6 +48,7 @@ class CpuDevice(asyncio.Protocol):
         self._exited: asyncio.Future[int] = self._loop.create_future()
         self._fault: EngineError | CheckpointError | None = None
         self._closing = False
+        self._tell: Callable[[EngineError], None] = lambda fault: None
         self._transport: asyncio.WriteTransport
         self._process: subprocess.Popen[bytes]
 
@@ -126,6 +128,9 @@ class CpuDevice(asyncio.Protocol):
             self._settle(index).set_exception(self._fault)
         return FutureTicket(future)
 
+    def on_failure(self, tell: Callable[[EngineError], None]) -> None:
+        self._tell = tell
+
     async def close(self) -> None:
         if self._closing:
             return
@@ -195,6 +200,8 @@ class CpuDevice(asyncio.Protocol):
             self._settle(index).set_exception(self._fault)
         if not self._ready.done():
             self._ready.set_exception(self._fault)
+        elif not self._closing and isinstance(self._fault, EngineError):
+            self._tell(self._fault)
         self._gone.set_result(None)
 
 

@@ -23,7 +23,7 @@ from engine.devices.cuda.registry import KernelRegistry
 from engine.devices.cuda.shape import CudaShape
 from engine.devices.protocol import DeviceInfo
 from engine.devices.ticket import FutureTicket
-from engine.errors import DeviceFault, StepFault
+from engine.errors import DeviceFault, EngineError, StepFault
 from engine.plan import SampleBatch, StepPlan, StepResult
 from loader.progress import byte_progress
 from loader.weights import WeightSource, dummy_weights, plan_weights
@@ -63,6 +63,9 @@ class CudaDevice:
         if fault is not None:
             future.set_exception(fault)
         return FutureTicket(future)
+
+    def on_failure(self, tell: Callable[[EngineError], None]) -> None:
+        """CUDA reports what is wrong where it is called, so a ticket says it."""
 
     async def close(self) -> None:
         if self._waiter.is_alive():
