@@ -222,6 +222,7 @@ class Engine:
         request_id: str | None = None,
         priority: int = 0,
         tenant: str = "",
+        cache_salt: str = "",
     ) -> OutputStream:
         """Queue a request and return the stream of its output.
 
@@ -230,6 +231,7 @@ class Engine:
             params: a grammar in it is compiled here (`compile_grammar` first, always).
             priority: lower goes first.
             tenant: whose share this counts against; its cached prefixes are its own.
+            cache_salt: cached prefixes are shared only with requests that have the same.
 
         Raises:
             InvalidRequest: it can never be served; names the field.
@@ -243,7 +245,9 @@ class Engine:
         if (channel := self._channels.get(request_id)) is not None and not channel.ended:
             raise InvalidRequest("request_id", f"{request_id!r} is in use")
         token_ids = self._factory.prompt_token_ids(prompt, params)
-        sequences = self._factory.sequences(request_id, token_ids, params, priority=priority, tenant=tenant)
+        sequences = self._factory.sequences(
+            request_id, token_ids, params, priority=priority, tenant=tenant, cache_salt=cache_salt
+        )
         channel = OutputChannel(params.n, self.config.stream_interval)
         kind = BeamRequest if params.use_beam_search else LiveRequest
         live = kind(sequences, channel, self._tokenizer)

@@ -31,7 +31,7 @@ from engine.text.chat import ChatOptions, Message
 from engine.text.tokenizer import TextTokenizer
 
 Prompt = str | Mapping[str, Any]
-"""Text, or {"prompt": text}, or {"prompt_token_ids": ids}."""
+"""Text, or {"prompt": text}, or {"prompt_token_ids": ids}; a mapping may have a "cache_salt", too."""
 
 T = TypeVar("T")
 
@@ -71,7 +71,7 @@ class LLM:
             RequestFault, DeviceFault: the engine failed.
         """
         many = [prompts] if isinstance(prompts, (str, Mapping)) else list(prompts)
-        return self._complete("prompts", [_check_prompt(i, p) for i, p in enumerate(many)], sampling_params, use_tqdm)
+        return self._complete("prompts", [_prompt_of(i, p) for i, p in enumerate(many)], sampling_params, use_tqdm)
 
     def chat(
         self,
@@ -92,12 +92,12 @@ class LLM:
         if not isinstance(messages, Sequence):
             raise InvalidRequest("messages", f"expected a list, found {type(messages).__name__}")
         many: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        return self._complete("messages", [_Chat(each, options) for each in many], sampling_params, use_tqdm)
+        return self._complete("messages", [_Prompt(_Chat(each, options)) for each in many], sampling_params, use_tqdm)
 
     def _complete(
         self,
         field: str,
-        prompts: "Sequence[str | list[int] | _Chat]",
+        prompts: "Sequence[_Prompt]",
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
@@ -238,9 +238,14 @@ class _Chat(NamedTuple):
     options: ChatOptions
 
 
+class _Prompt(NamedTuple):
+    content: str | list[int] | _Chat
+    cache_salt: str = ""
+
+
 class _Request(NamedTuple):
     name: str  # as the caller knows it
-    prompt: str | list[int] | _Chat
+    prompt: _Prompt
     params: SamplingParams
 
 
@@ -273,9 +278,9 @@ async def _submit(engine: Engine, slots: asyncio.Semaphore, request: _Request) -
     """Queue a request as soon as a slot is free; the slot stays taken unless this fails."""
     await slots.acquire()
     try:
-        text, token_ids = await _read(engine, request.prompt)
+        text, token_ids = await _read(engine, request.prompt.content)
         await engine.compile_grammar(request.params)
-        return text, engine.generate(token_ids, request.params)
+        return text, engine.generate(token_ids, request.params, cache_salt=request.prompt.cache_salt)
     except BaseException as error:
         slots.release()
         error.add_note(f"in {request.name}")
@@ -338,15 +343,17 @@ def _params_of_each(
     return params
 
 
-def _check_prompt(i: int, prompt: Prompt) -> str | list[int]:
+def _prompt_of(i: int, prompt: Prompt) -> _Prompt:
     """Raises InvalidRequest."""
     if isinstance(prompt, str):
-        return prompt
+        return _Prompt(prompt)
     keys = sorted(prompt) if isinstance(prompt, Mapping) else None
-    if keys == ["prompt"] and isinstance(prompt["prompt"], str):
-        return prompt["prompt"]
-    if keys == ["prompt_token_ids"] and not isinstance(prompt["prompt_token_ids"], str):
-        return list(prompt["prompt_token_ids"])
+    if keys is not None and isinstance(salt := prompt.get("cache_salt", ""), str):
+        content = [key for key in keys if key != "cache_salt"]
+        if content == ["prompt"] and isinstance(prompt["prompt"], str):
+            return _Prompt(prompt["prompt"], salt)
+        if content == ["prompt_token_ids"] and not isinstance(prompt["prompt_token_ids"], str):
+            return _Prompt(list(prompt["prompt_token_ids"]), salt)
     found = f"keys {keys}" if keys is not None else type(prompt).__name__
     raise InvalidRequest(
         "prompts", f'[{i}]: expected a string, {{"prompt": string}} or {{"prompt_token_ids": list}}, found {found}'

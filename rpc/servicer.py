@@ -65,7 +65,12 @@ class EngineServicer(pb_grpc.EngineServicer):
         token_ids = await self._prompt_token_ids(engine, request)
         await engine.compile_grammar(params)
         return engine.generate(
-            token_ids, params, request_id=own_id(request_id), priority=request.priority, tenant=TENANT.get()
+            token_ids,
+            params,
+            request_id=own_id(request_id),
+            priority=request.priority,
+            tenant=TENANT.get(),
+            cache_salt=request.cache_salt,
         )
 
     async def _prompt_token_ids(self, engine: Engine, request: pb.GenerateRequest) -> Sequence[int]:

@@ -217,10 +217,10 @@ class KVManager:
             for block in reversed(blocks):
                 pool.give(block)
 
-    def reset_prefix_cache(self, root: str | None = None) -> None:
-        """Forget all contents, or those under `root`. Blocks in use stay with their holders and are not found."""
+    def reset_prefix_cache(self, tenant: str | None = None) -> None:
+        """Forget all contents, or those of `tenant`. Blocks in use stay with their holders and are not found."""
         for pool, index in zip(self._pools, self._indexes, strict=True):
-            for block in index.blocks() if root is None else index.blocks_under(root):
+            for block in index.blocks() if tenant is None else index.blocks_of(tenant):
                 index.evict(block)
                 pool.mark_cached(block, False)
 

@@ -26,6 +26,11 @@ def token_key(token_ids: Sequence[int]) -> bytes:
     return array("i", token_ids).tobytes()
 
 
+def root_of(tenant: str, salt: str = "") -> str:
+    """What the first block of a prompt hangs from: prompts of different tenants or salts share nothing."""
+    return f"{tenant}\0{salt}" if salt else tenant
+
+
 class PrefixIndex:
     """Maps block contents to blocks; holds no references and no token lists."""
 
@@ -64,12 +69,12 @@ class PrefixIndex:
         """The blocks in the index."""
         return list(self._keys)
 
-    def blocks_under(self, root: str) -> list[int]:
-        """The blocks that a prompt under `root` can find, parents before children."""
-        uids: set[Parent] = {root}
+    def blocks_of(self, tenant: str) -> list[int]:
+        """The blocks that a prompt of `tenant` can find, with any salt; parents before children."""
+        uids, salted = set[Parent]({tenant}), root_of(tenant, "?")[:-1]
         blocks = []
         for (parent, _), entry in self._entries.items():  # in the order of insertion, so a parent comes first
-            if parent in uids:
+            if parent in uids or (isinstance(parent, str) and parent.startswith(salted)):
                 uids.add(entry.uid)
                 blocks.append(entry.block)
         return blocks

@@ -24,6 +24,7 @@ from enum import Enum, auto
 
 from engine.grammar.grammar import Grammar
 from engine.kv.manager import BlockTable
+from engine.kv.prefix import root_of
 from engine.plan import RowState
 from engine.request.outputs import FinishReason
 from engine.request.params import SamplingParams
@@ -94,6 +95,7 @@ class Sequence:
         index: int = 0,
         priority: int = 0,
         tenant: str = "",
+        cache_salt: str = "",
         bad_words: tuple[tuple[int, ...], ...] = (),
         grammar: Grammar | None = None,
     ) -> None:
@@ -112,7 +114,7 @@ class Sequence:
         self.stopping_ids = self.end_ids.union(params.stop_ids)
         self.priority = priority
         self.tenant = tenant
-        self.cache_root = tenant
+        self.cache_root = root_of(tenant, cache_salt)
         self.arrival = 0
         self.status = Status.PENDING
         self.forks: tuple[Sequence, ...] = ()

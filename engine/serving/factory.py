@@ -15,6 +15,8 @@ from engine.schedule.sequence import Sequence
 from engine.text.tokenizer import TextTokenizer, need_tokenizer
 from loader.checkpoint import Checkpoint
 
+MAX_SALT_CHARS = 256
+
 
 class SequenceFactory:
     """Knows the limits of one engine; draws the seeds of requests that bring none."""
@@ -44,12 +46,21 @@ class SequenceFactory:
             raise InvalidRequest("prompt", f"must be text or token ids: {error}") from error
 
     def sequences(
-        self, request_id: str, token_ids: list[int], params: SamplingParams, *, priority: int, tenant: str
+        self,
+        request_id: str,
+        token_ids: list[int],
+        params: SamplingParams,
+        *,
+        priority: int,
+        tenant: str,
+        cache_salt: str = "",
     ) -> list[Sequence]:
         """One sequence per choice; the first holds the others as its forks. Raises InvalidRequest."""
         room = self._check_length(len(token_ids), params)
         self._check_token_ids(token_ids, params)
         self._check_limits(params)
+        if len(cache_salt) > MAX_SALT_CHARS:
+            raise InvalidRequest("cache_salt", f"has {len(cache_salt)} characters, more than {MAX_SALT_CHARS}")
         seed = self._random.randrange(MAX_SEED + 1) if params.seed is None else params.seed
         bad_words = self._bad_word_ids(params)
         grammar = self._grammar(params)
@@ -65,6 +76,7 @@ class SequenceFactory:
                 index=choice,
                 priority=priority,
                 tenant=tenant,
+                cache_salt=cache_salt,
                 bad_words=bad_words,
                 grammar=None if grammar is None else grammar.fork(unwanted_ids),
             )

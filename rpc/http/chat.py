@@ -52,7 +52,7 @@ async def chat_completions(service: Service, fields: Fields) -> ASGIApp:
     call_id = f"chatcmpl-{REQUEST_ID.get()}"
     with renamed(names):
         await engine.compile_grammar(params)
-        outputs = service.submit(call_id, [prompt], params, fields.get("priority", int) or 0, names)
+        outputs = service.submit(call_id, [prompt], params, fields, names)
     head = {
         "id": call_id,
         "object": "chat.completion.chunk" if stream else "chat.completion",

@@ -46,7 +46,7 @@ async def completions(service: Service, fields: Fields) -> ASGIApp:
     echo, stream = fields.flag("echo"), fields.flag("stream")
     logprobs, max_tokens = fields.get("logprobs", int), fields.get("max_tokens", int)
     usage = UsageOptions.of(fields)
-    call_id, priority = f"cmpl-{REQUEST_ID.get()}", fields.get("priority", int) or 0
+    call_id = f"cmpl-{REQUEST_ID.get()}"
     names = {"text": "prompt", "token_ids": "prompt", **constraint_names(fields)}
     with renamed(names):
         params = sampling_params(
@@ -58,7 +58,7 @@ async def completions(service: Service, fields: Fields) -> ASGIApp:
         )
         prompts = [await _prompt(engine, fields, value, params, echo) for value in _prompt_values(fields)]
         await engine.compile_grammar(params)
-        outputs = service.submit(call_id, [p.token_ids for p in prompts], params, priority, names)
+        outputs = service.submit(call_id, [p.token_ids for p in prompts], params, fields, names)
     choices = [
         Choice(index, engine, prompt if echo else None, params)
         for index, prompt in enumerate(prompt for prompt in prompts for _ in range(params.n))

@@ -73,20 +73,30 @@ class Service:
         call_id: str,
         prompts: Sequence[Sequence[int]],
         params: SamplingParams,
-        priority: int,
+        fields: Fields,
         names: Mapping[str, str],
     ) -> Outputs:
         """Queue one request per prompt, all or none. Raises what `Engine.generate` does.
 
-        `names` are the caller's, by the engine's.
+        `fields` say how they are queued; `names` are the caller's, by the engine's.
         """
+        priority, salt = fields.get("priority", int) or 0, fields.get("cache_salt", str)
+        if salt == "":
+            fields.refuse("cache_salt", "is empty; leave it out, or give a text that nobody guesses")
         streams: list[OutputStream] = []
         try:
             for prompt in prompts:
                 # The caller may use an id twice, for tracing; the engine may not.
                 request_id = own_id(f"{call_id}-{next(self._numbers)}")
                 streams.append(
-                    self.engine.generate(prompt, params, request_id=request_id, priority=priority, tenant=TENANT.get())
+                    self.engine.generate(
+                        prompt,
+                        params,
+                        request_id=request_id,
+                        priority=priority,
+                        tenant=TENANT.get(),
+                        cache_salt=salt or "",
+                    )
                 )
         except BaseException:
             for stream in streams:

@@ -79,9 +79,7 @@ class ScriptedEngine:
     async def compile_grammar(self, params: SamplingParams) -> None:
         pass
 
-    def generate(
-        self, prompt: str | Sequence[int], params: SamplingParams, *, request_id: str | None = None
-    ) -> OutputStream:
+    def generate(self, prompt: str | Sequence[int], params: SamplingParams, *, cache_salt: str = "") -> OutputStream:
         ids = [ord(c) for c in prompt] if isinstance(prompt, str) else list(prompt)
         if not ids:
             raise InvalidRequest("prompt", "is empty")

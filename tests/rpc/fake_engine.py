@@ -58,6 +58,7 @@ class Submission:
     channel: OutputChannel
     priority: int = 0
     tenant: str = ""
+    cache_salt: str = ""
 
     def push(self, text: str = "", ids: Sequence[int] = (), **more: object) -> None:
         self.channel.push(Delta(text=text, token_ids=tuple(ids), **{"index": 0, **more}))
@@ -119,6 +120,7 @@ class FakeEngine:
         request_id: str | None = None,
         priority: int = 0,
         tenant: str = "",
+        cache_salt: str = "",
     ) -> OutputStream:
         if self.refusal is not None:
             raise self.refusal
@@ -127,7 +129,7 @@ class FakeEngine:
         request_id = request_id or f"auto-{self.submissions.qsize()}"
         if request_id in self.live:
             raise InvalidRequest("request_id", f"{request_id!r} is live already")
-        submission = Submission(request_id, list(prompt), params, OutputChannel(params.n), priority, tenant)
+        submission = Submission(request_id, list(prompt), params, OutputChannel(params.n), priority, tenant, cache_salt)
         self.live[request_id] = submission
         self.submissions.put_nowait(submission)
         return OutputStream(request_id, list(prompt), submission.channel, self._dropped)

@@ -117,9 +117,9 @@ async def test_the_token_names_the_tenant(serving: Serving, keys: Path) -> None:
     async with serving(api_key_file=str(keys)) as served:
         for token, tenant in (("token-a", "acme"), ("token-b", "beta"), ("token-a2", "acme")):
             async with client(served, token) as caller:
-                call = caller.generate(pb.GenerateRequest(text="x", request_id=token, priority=-3))
+                call = caller.generate(pb.GenerateRequest(text="x", request_id=token, priority=-3, cache_salt="s"))
                 submission = await served.engine.submissions.get()
-                assert (submission.tenant, submission.priority) == (tenant, -3)
+                assert (submission.tenant, submission.priority, submission.cache_salt) == (tenant, -3, "s")
                 submission.finish()
                 assert [r.request_id async for r in call] == [token]
 

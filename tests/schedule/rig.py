@@ -77,12 +77,22 @@ class Rig:
         self.num_requests = 0
         self.num_steps = 0
 
-    def add(self, prompt: Seq[int], max_output: int, *, tenant: str = "", priority: int = 0, **params: Any) -> Sequence:
+    def add(
+        self,
+        prompt: Seq[int],
+        max_output: int,
+        *,
+        tenant: str = "",
+        priority: int = 0,
+        cache_salt: str = "",
+        **params: Any,
+    ) -> Sequence:
         """Queue a request; its choices are in `sequences`, the first one is returned."""
         sampling = SamplingParams(max_tokens=max_output, **params)
         name = f"r{self.num_requests}"
         self.num_requests += 1
-        choices = make_choices(name, prompt, sampling, max_output, tenant=tenant, priority=priority)
+        place = {"tenant": tenant, "priority": priority, "cache_salt": cache_salt}
+        choices = make_choices(name, prompt, sampling, max_output, **place)
         self.sequences += choices
         self.roster.add(choices[0])
         return choices[0]

@@ -94,6 +94,30 @@ def test_prompt_logprobs_skip_the_look_up_but_store() -> None:
     assert targets is not None and targets.tolist() == [*range(1, 9), -1]
 
 
+def test_salts_part_the_prefixes_of_one_tenant() -> None:
+    """Also from one whose name is the salt, and from no salt; each finds its own."""
+    places = [("a", "x"), ("a", ""), ("a", "y"), ("", "a"), ("", "x"), ("x", "")]
+    rig = Rig(budget=64)
+    for tenant, salt in places:
+        first = rig.add(range(9), 1, tenant=tenant, cache_salt=salt)
+        rig.run()
+        again = rig.add(range(9), 1, tenant=tenant, cache_salt=salt)
+        rig.run()
+        assert (first.num_cached_tokens, again.num_cached_tokens) == (0, 8)
+
+
+def test_resetting_a_tenant_forgets_its_prefixes_of_every_salt() -> None:
+    rig = Rig(budget=64)
+    places = [("a", ""), ("a", "x"), ("ab", ""), ("", "x")]
+    for tenant, salt in places:
+        rig.add(range(9), 1, tenant=tenant, cache_salt=salt)
+    rig.run()
+    rig.roster.kv.reset_prefix_cache("a")
+    again = [rig.add(range(9), 1, tenant=tenant, cache_salt=salt) for tenant, salt in places]
+    rig.run()
+    assert [s.num_cached_tokens for s in again] == [0, 0, 8, 8]
+
+
 def test_tenants_do_not_share_cached_prefixes() -> None:
     rig = Rig()
     rig.add(range(9), 1, tenant="a")

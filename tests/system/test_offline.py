@@ -55,6 +55,8 @@ def test_offline_cache_and_reset(llm: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=3, logprobs=2)
     outs = [llm.generate(prompt, params, use_tqdm=False)[0] for _ in range(2)]
     assert [o.num_cached_tokens for o in outs] == [0, 32]
+    salted = llm.generate({**prompt, "cache_salt": "s"}, params, use_tqdm=False)[0]
+    assert (salted.num_cached_tokens, salted.outputs) == (0, outs[0].outputs)
     llm.reset_prefix_cache()
     outs += llm.generate(prompt, params, use_tqdm=False)
     assert outs[2].num_cached_tokens == 0

@@ -138,6 +138,8 @@ async def test_a_constraint_that_fails_on_the_way_is_the_callers_mistake(
         (COMPLETIONS, {"prompt": "x", "stream": "yes"}, "stream"),
         (COMPLETIONS, {"prompt": "x", "seed": -1}, "seed"),
         (COMPLETIONS, {"prompt": "x", "priority": "high"}, "priority"),
+        (COMPLETIONS, {"prompt": "x", "cache_salt": 5}, "cache_salt"),
+        (CHAT, HELLO | {"cache_salt": ""}, "cache_salt"),
         (COMPLETIONS, {"prompt": "x", "model": 1}, "model"),
         (COMPLETIONS, {"prompt": "x", "stream_options": {"include_usage": True}}, "stream_options"),
         (COMPLETIONS, {"prompt": "x", "stream": True, "stream_options": {"include_usage": 1}},
@@ -245,10 +247,10 @@ async def test_lists_that_would_hold_up_the_loop(http_serving: HttpServing, path
 
 async def test_an_error_that_quotes_a_lone_surrogate_can_be_sent(http: Http) -> None:
     """JSON can hold half of a character, UTF-8 cannot."""
-    content = json.dumps({"prompt": "x", "structured_outputs": {"json": '"\ud800"'}})
+    content = json.dumps({"prompt": "x", "model": "\ud800"})
     answer = await http.client.post(COMPLETIONS, content=content)
     error = answer.json()["error"]
-    assert (answer.status_code, error["param"]) == (400, "structured_outputs.json")
+    assert (answer.status_code, error["param"]) == (404, "model")
     assert "\\ud800" in error["message"]
 
 
@@ -354,9 +356,11 @@ async def test_who_may_call(http_serving: HttpServing, keys: str, caplog: pytest
 async def test_the_key_names_the_tenant(http_serving: HttpServing, keys: str) -> None:
     async with http_serving(api_key_file=keys) as http:
         header = {"authorization": "Bearer token-a"}
-        call = asyncio.create_task(http.client.post(CHAT, json=HELLO | {"priority": -2}, headers=header))
+        call = asyncio.create_task(
+            http.client.post(CHAT, json=HELLO | {"priority": -2, "cache_salt": "s"}, headers=header)
+        )
         request = await http.next_request()
-        assert (request.tenant, request.priority) == ("acme", -2)
+        assert (request.tenant, request.priority, request.cache_salt) == ("acme", -2, "s")
         assert request.request_id.startswith("acme/chatcmpl-")
         request.finish("x", [1])
         assert (await call).status_code == 200
