@@ -75,6 +75,6 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
                 patch.setenv(name, value)
             cli.main(arguments)
         out, err = capsys.readouterr()
-        return exited.value.code or 0, out, err
+        return int(exited.value.code or 0), out, err
 
     return call

@@ -142,7 +142,7 @@ class GrammarCompiler:
             return self._ll_tokenizer
 
 
-JSON_OPTIONS = {"whitespace_pattern": r"[ \t]|\r?\n[ \t]{0,32}"}
+JSON_OPTIONS: Any = {"whitespace_pattern": r"[ \t]|\r?\n[ \t]{0,32}"}
 """Between JSON's parts a space, or a line break and its indentation: a small model left free writes nothing else."""
 
 

@@ -225,7 +225,7 @@ class OutputStream:
     def __aiter__(self) -> "OutputIterator":
         return OutputIterator(self)
 
-    async def read(self, gate: Callable[[], Awaitable[None]] | None = None) -> Delta | None:
+    async def read(self, gate: Callable[[], Awaitable[object]] | None = None) -> Delta | None:
         """The next delta, None at the end; cancellation of the reader aborts the request.
 
         `gate` is awaited when there is something to read: what comes until it opens is in the delta, too.

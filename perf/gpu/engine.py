@@ -62,6 +62,7 @@ def check_golden_ids() -> Cases:
         for k, output in enumerate(outputs):
             choice, bound = output.outputs[0], 2 * BOUND * golden[f"logits_{k}"].std()
             share = 0.0
+            assert choice.logprobs is not None
             for got, want, tops in zip(choice.token_ids, golden[f"greedy_{k}"].tolist(), choice.logprobs, strict=True):
                 if got != want:
                     share = (tops[got].logprob - tops[want].logprob) / bound if want in tops else np.inf

@@ -83,7 +83,7 @@ def _floats() -> NDArray[np.float32]:
         5.96e-8,
         2.0**-24,
     ]
-    ties = np.float32([1.0]).view(np.uint32) + np.array([0x8000, 0x18000, 0x7FFF, 0x8001, 0x1000, 0x3000], np.uint32)
+    ties = np.uint32(0x3F800000) + np.array([0x8000, 0x18000, 0x7FFF, 0x8001, 0x1000, 0x3000], np.uint32)
     return np.concatenate([bits.view(np.float32), np.array(special, np.float32), ties.view(np.float32)])
 
 
@@ -106,7 +106,7 @@ def _record() -> None:
     recorded = answers(launch)
     problems = differences(recorded, recorded)
     assert not problems, problems
-    np.savez_compressed(RECORDED, **recorded)
+    np.savez_compressed(RECORDED, allow_pickle=False, **recorded)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable
 from time import perf_counter
+from typing import Any
 
 ANSWER = "ANSWER "
 """Begins a line that is an answer; whatever else a peer prints is not."""
@@ -46,5 +47,5 @@ def serve(
         answer({"seconds": seconds, "token_ids": token_ids, "process_id": process_id()})
 
 
-def answer(content: dict[str, object]) -> None:
+def answer(content: dict[str, Any]) -> None:
     print(ANSWER + json.dumps(content), flush=True)

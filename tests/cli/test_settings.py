@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 import pytest
 
-from engine.cli.settings import Problems, Setting, SettingsFile, kinds_of, read_file, resolve
-from engine.config import EngineConfig
+from engine.cli.settings import Problems, Setting, SettingsFile, read_file, resolve
+from engine.config import EngineConfig, kinds_of
 from rpc.options import ServerOptions
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,7 +46,7 @@ def test_a_wrong_architecture_is_refused_before_anything_is_compiled(tmp_path: P
 @pytest.mark.parametrize(
     "kinds", [{}, {"kv_int8": True, "weight_int8": True, "dtype": "float16"}], ids=["plain", "int8"]
 )
-def test_no_step_compiles(kinds: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_step_compiles(kinds: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Products of few and many rows, chunks and decodes over several splits, rules, histories, log-probabilities."""
     from engine.devices.cuda.executor import CudaExecutor
 

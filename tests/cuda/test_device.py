@@ -339,7 +339,7 @@ def test_regions_of_rules_never_overlap(steps: list[tuple[int, int]]) -> None:
 
 
 def no_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "cupy", None)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "cupy", None)
 
 
 def pretending(**values: Any) -> Callable[[pytest.MonkeyPatch], None]:

@@ -81,19 +81,17 @@ class Row:
 
 @contextmanager
 def open_executor(decoder: DecoderConfig, weights: WeightSource, **settings: Any) -> Iterator[CpuExecutor]:
-    shape = ModelShape(
-        **{
-            "decoder": decoder,
-            "dtype": "float32",
-            "num_blocks": 64,
-            "block_size": 16,
-            "max_model_len": decoder.max_position_embeddings,
-            "max_num_seqs": 8,
-            "max_num_batched_tokens": 256,
-            "threads": 2,
-        }
-        | settings
-    )
+    given: dict[str, Any] = {
+        "decoder": decoder,
+        "dtype": "float32",
+        "num_blocks": 64,
+        "block_size": 16,
+        "max_model_len": decoder.max_position_embeddings,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 256,
+        "threads": 2,
+    }
+    shape = ModelShape(**given | settings)
     executor = CpuExecutor(shape, weights)
     try:
         executor.model.pool[:] = 0xFF  # a NaN in either dtype
@@ -105,12 +103,14 @@ def open_executor(decoder: DecoderConfig, weights: WeightSource, **settings: Any
 class Driver:
     """Rows of one executor; each `step` runs the given number of tokens of each given row."""
 
-    def __init__(self, executor: CpuExecutor, seed: int = 0) -> None:
+    def __init__(self, executor: Any, seed: int = 0) -> None:
         self.executor, self.step_number = executor, 0
         self.rows: dict[int, Row] = {}
         self.free = np.random.default_rng(seed).permutation(executor.shape.num_blocks).tolist()
 
-    def add(self, row: int, ids: Sequence[int], state: RowState = GREEDY, shared: Sequence[int] = ()) -> Row:
+    def add(
+        self, row: int, ids: Sequence[int] | NDArray[Any], state: RowState = GREEDY, shared: Sequence[int] = ()
+    ) -> Row:
         """Put a sequence on a row; `shared` are blocks whose tokens are computed already."""
         shape = self.executor.shape
         groups = len(set(shape.decoder.layer_windows))

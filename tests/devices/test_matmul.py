@@ -8,7 +8,8 @@ import pytest
 from numba import njit
 from numpy.typing import NDArray
 
-from engine.devices.cpu.kernels.matmul import HAS_BFLOAT16_DOT, bfloat16_panel
+from engine.devices.cpu.kernels.matmul import bfloat16_panel
+from engine.devices.cpu.kernels.simd import HAS_BFLOAT16_DOT
 from engine.devices.cpu.layout import aligned_bytes, padded
 from engine.devices.cpu.products import BfloatPairs, packed_product
 

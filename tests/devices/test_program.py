@@ -1,6 +1,7 @@
 """Placement of values, panels and messages: arithmetic that everything else trusts."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -55,7 +56,8 @@ def test_panels_cover_all_columns_in_whole_units(n: int, threads: int, unit: int
 
 @given(messages=st.lists(st.binary(max_size=60)), cuts=st.lists(st.integers(1, 40)))
 def test_messages_survive_any_cut(messages: list[bytes], cuts: list[int]) -> None:
-    stream, decoder, got = b"".join(map(encode, messages)), Decoder(), []
+    stream, decoder = b"".join(map(encode, messages)), Decoder()
+    got: list[Any] = []
     for cut in [*cuts, len(stream)]:
         got += decoder.feed(stream[:cut])
         stream = stream[cut:]

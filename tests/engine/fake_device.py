@@ -9,6 +9,7 @@ the device would have run them in order or not, the host has freed something too
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -174,7 +175,8 @@ class FakeDevice:
                 for pages, tables in zip(self.pages, self.tables, strict=True):
                     pages[tables[row, page], slot] = token
             offset += count
-        ids, rankings = [], []
+        ids: list[int] = []
+        rankings: list[Any] = []
         for e, row in zip(batch.entries.tolist(), batch.rows.tolist(), strict=True):
             context = self._context(int(plan.rows[e]), int(plan.starts[e] + plan.num_tokens[e]))
             token = self.next_token(context)

@@ -22,7 +22,8 @@ class Chain:
     """A grammar that allows one token: that after the last one. It ends at `end`, and breaks at `broken`."""
 
     def __init__(self, first: int, end: int, broken: int) -> None:
-        self.next, self.has_ended, self.error = first, False, None
+        self.next, self.has_ended = first, False
+        self.error: InvalidRequest | None = None
         self._end, self._broken = end, broken
 
     def advance(self, token_id: int) -> None:

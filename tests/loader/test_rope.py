@@ -76,7 +76,8 @@ def dynamic_frequencies(length: int, *, theta: float, factor: float, trained: in
 
 @pytest.mark.parametrize("spelling", ["type", "rope_type"])
 def test_l22_dynamic_angles_are_the_plain_ones_of_every_length_that_is_served(spelling: str) -> None:
-    trained, given = 2048, {"theta": 1e4, "factor": 2.0, "head_dim": 64}
+    trained = 2048
+    given: dict[str, Any] = {"theta": 1e4, "factor": 2.0, "head_dim": 64}
     rope = old({spelling: "dynamic", "factor": 2.0}, max_position_embeddings=trained)
     found = inverse_frequencies(rope, 64)
     assert rope.attention_factor == 1.0 and np.isfinite(found).all()

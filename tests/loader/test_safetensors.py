@@ -3,19 +3,21 @@
 import json
 import struct
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from loader.errors import CheckpointError
 from loader.safetensors import MAX_HEADER_BYTES, open_safetensors
 from tests.loader.files import LLAMA, raw_file, read_tensors, tensor_file
 
 
-def entry(dtype: str, shape: list[int], begin: int, end: int) -> dict[str, object]:
+def entry(dtype: str, shape: list[int], begin: int, end: int) -> dict[str, Any]:
     return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
 
 
@@ -56,7 +58,11 @@ def test_misaligned_data_is_copied_not_misread(tmp_path: Path) -> None:
 
 
 def test_scalars_and_empty_tensors(tmp_path: Path) -> None:
-    tensors = {"s": np.float32(3).reshape(()), "e": np.zeros((0, 4), np.float16), "w": np.ones(2, np.float32)}
+    tensors: dict[str, NDArray[Any]] = {
+        "s": np.array(3, np.float32),
+        "e": np.zeros((0, 4), np.float16),
+        "w": np.ones(2, np.float32),
+    }
     file = open_safetensors(tensor_file(tmp_path / "m.safetensors", tensors))
     assert file.tensor("s").shape == () and file.tensor("s") == 3
     assert file.tensor("e").shape == (0, 4)

@@ -126,8 +126,8 @@ def _changes(node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
             yield node.operand, ast.unparse(node.operand)
         case ast.Constant(value=bool()):
             yield ast.Constant(not node.value), str(not node.value)
-        case ast.Constant(value=int() | float()):
-            yield ast.Constant(node.value + 1), str(node.value + 1)
+        case ast.Constant(value=int() | float() as number):
+            yield ast.Constant(number + 1), str(number + 1)
         case ast.Name() if node.id in _NAMES:
             yield ast.Name(_NAMES[node.id], node.ctx), _NAMES[node.id]
         case ast.Expr(value=ast.Call()) | ast.Assign(targets=[ast.Attribute() | ast.Subscript()]):

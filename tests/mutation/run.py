@@ -5,7 +5,6 @@ stopped by its limit of processor time and counts as caught.
 """
 
 import contextlib
-import json
 import os
 import random
 import resource
@@ -42,23 +41,22 @@ def all_mutants() -> list[Mutant]:
     return [m for name in MODULES for m in mutants_of(name, (ROOT / f"{name.replace('.', '/')}.py").read_text())]
 
 
-def survivors(mutants: Sequence[Mutant], workers: int) -> list[Mutant]:
-    """Those that no test notices."""
+def survivors(mutants: Sequence[Mutant], workers: int) -> Iterator[Mutant]:
+    """Those that no test notices, as they are found."""
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     settings.register_profile("mutation", derandomize=True, database=None)
     settings.load_profile("mutation")
     with silence():
         assert pytest.main(["--collect-only", *OPTIONS, *SUITES]) == 0
-    left, running, found = list(reversed(mutants)), dict[int, Mutant](), list[Mutant]()
+    left, running = list(reversed(mutants)), dict[int, Mutant]()
     while left or running:
         while left and len(running) < workers:
             mutant = left.pop()
             running[start(mutant)] = mutant
         pid, status = os.wait()
+        mutant = running.pop(pid)
         if os.waitstatus_to_exitcode(status) == 0:
-            found.append(running[pid])
-        del running[pid]
-    return found
+            yield mutant
 
 
 def start(mutant: Mutant) -> int:
@@ -99,12 +97,16 @@ def silence() -> Iterator[None]:
 @click.option("--only", default="", help="Modules whose name contains this.")
 @click.option("--workers", type=int, default=os.cpu_count(), show_default=True)
 def main(sample: int | None, only: str, workers: int) -> None:
-    """Print a JSON object: how many mutants ran, and the survivors."""
+    """Print the survivors as they are found, then how many mutants ran and how many were caught."""
     mutants = [m for m in all_mutants() if only in m.module]
     if sample is not None:
         mutants = random.Random(len(mutants)).sample(mutants, min(sample, len(mutants)))
-    alive = survivors(mutants, workers)
-    print(json.dumps({"mutants": len(mutants), "survivors": sorted(map(str, alive))}, indent=1))
+    alive = 0
+    for mutant in survivors(mutants, workers):
+        alive += 1
+        click.echo(mutant)
+    caught = len(mutants) - alive
+    click.echo(f"{len(mutants)} mutants, {caught} caught: {caught / len(mutants):.1%}")
 
 
 if __name__ == "__main__":

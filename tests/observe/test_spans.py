@@ -5,6 +5,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
@@ -46,7 +47,8 @@ def seconds(span: ReadableSpan) -> dict[str, float]:
     """Its latencies."""
     assert span.attributes is not None
     prefix = "gen_ai.latency."
-    return {name.removeprefix(prefix): value for name, value in span.attributes.items() if name.startswith(prefix)}
+    items: Any = span.attributes.items()
+    return {name.removeprefix(prefix): value for name, value in items if name.startswith(prefix)}
 
 
 def since_start(span: ReadableSpan) -> list[tuple[str, float]]:

@@ -50,7 +50,7 @@ def test_a_bad_value_is_refused_by_name(field: str, value: Any) -> None:
 @pytest.mark.parametrize("field", ["n", "top_k", "temperature"])
 def test_a_number_that_python_does_not_write_out_is_refused_by_name(field: str) -> None:
     with pytest.raises(InvalidRequest, match=f"^{field}: an integer of 16610 bits is out of range"):
-        SamplingParams(**{field: -(10**5000)})
+        SamplingParams(**dict[str, Any]({field: -(10**5000)}))
 
 
 def test_good_values_pass_and_are_normalised() -> None:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 from engine.kv.events import BlockFeed, Stored
 from engine.kv.prefix import PrefixIndex
@@ -14,8 +15,8 @@ class RoutedEngine(FakeEngine):
 
     def __init__(self, model: Path) -> None:
         super().__init__()
-        self.checkpoint = open_checkpoint(model)
-        self.tokenizer = self.checkpoint.load_tokenizer()
+        self.checkpoint: Any = open_checkpoint(model)
+        self.tokenizer: Any = self.checkpoint.load_tokenizer()
         self.config = SimpleNamespace(max_num_seqs=8, kv_cache_dtype="int8")
         self.index = PrefixIndex()
         self.flushed: list[str | None] = []

@@ -10,8 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
-from google.protobuf.message import Message
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 from smg_grpc_proto.generated import common_pb2 as common
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 from smg_grpc_proto.generated import vllm_engine_pb2_grpc as pb_grpc
@@ -24,7 +23,7 @@ from rpc.router.params import sampling_params
 from tests.router.checkpoint import TEMPLATE
 from tests.router.conftest import Routed
 from tests.router.fake_engine import RoutedEngine
-from tests.rpc.conftest import Serving
+from tests.rpc.conftest import ServerReflectionStub, Serving
 from tests.rpc.fake_engine import Submission
 
 IDS = pb.TokenizedInput(input_ids=[5, 6, 7])
@@ -36,7 +35,7 @@ def request(stream: bool = False, **sampling: Any) -> pb.GenerateRequest:
     )
 
 
-async def read_all(call: Any) -> list[Message]:
+async def read_all(call: Any) -> list[Any]:
     """The chunks and completes that are left of a call."""
     messages = []
     while (reply := await call.read()) is not grpc.aio.EOF:
@@ -314,7 +313,8 @@ async def test_the_tokenizer_is_a_zip_that_is_always_the_same(routed: Routed) ->
 
 
 async def test_no_tokenizer_is_said(routed: Routed) -> None:
-    routed.engine.tokenizer = None
+    engine: Any = routed.engine
+    engine.tokenizer = None
     code, message = await refusal(routed.stub.GetTokenizer(common.GetTokenizerRequest()))
     assert (code, message) == (grpc.StatusCode.FAILED_PRECONDITION, "the model has no tokenizer")
     assert not (await routed.stub.GetModelInfo(pb.GetModelInfoRequest())).tokenizer_path
@@ -335,7 +335,7 @@ async def test_flush_and_profile(routed: Routed) -> None:
 
 async def test_reflection_lists_the_service(routed: Routed) -> None:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{routed.served.port}") as channel:
-        call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo()
+        call = ServerReflectionStub(channel).ServerReflectionInfo()
         await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
         names = {s.name for s in (await call.read()).list_services_response.service}
         await call.done_writing()

@@ -59,9 +59,10 @@ class Mirror:
 
 def expected(prompts: Sequence[Sequence[int]], root: str = "") -> dict[int, tuple[int | None, tuple[int, ...]]]:
     """The blocks of prompts, by the definition of their names."""
-    blocks = {}
+    blocks: dict[int, tuple[int | None, tuple[int, ...]]] = {}
     for tokens in prompts:
-        digest, parent = blake2b(root.encode(), digest_size=8).digest(), None
+        digest = blake2b(root.encode(), digest_size=8).digest()
+        parent: int | None = None
         for i in range(0, len(tokens) - BLOCK + 1, BLOCK):
             block = tuple(tokens[i : i + BLOCK])
             digest = blake2b(digest + struct.pack(f"<{BLOCK}i", *block), digest_size=8).digest()

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from openai import APIError, AsyncStream
+from openai import APIError, APIStatusError, AsyncStream
 
 from rpc.proto.engine.v1 import engine_pb2 as pb
 from tests.rpc.real import server_process
@@ -36,7 +36,7 @@ async def fleet(model: Path) -> AsyncIterator[Fleet]:
 
 
 async def chat(fleet: Fleet, content: str, **more: Any) -> Any:
-    messages = [{"role": "user", "content": content}]
+    messages: Any = [{"role": "user", "content": content}]
     return await fleet.openai.chat.completions.create(
         model=fleet.model, messages=messages, **{"max_tokens": 24, "extra_body": IGNORE_EOS, **more}
     )
@@ -115,10 +115,10 @@ async def test_an_answer_that_follows_a_json_schema(fleet: Fleet) -> None:
 
 
 async def test_a_bad_request_is_the_clients(fleet: Fleet) -> None:
-    with pytest.raises(APIError) as caught:
+    with pytest.raises(APIStatusError) as caught:
         await chat(fleet, "Hello", response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": []}})
     assert caught.value.status_code == 400
-    with pytest.raises(APIError) as caught:
+    with pytest.raises(APIStatusError) as caught:
         await chat(fleet, "x" * 9000)
     assert caught.value.status_code == 400
 

@@ -1,12 +1,15 @@
 """A server over a fake engine on a free loopback port; it always stops with its test."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2_grpc
 
 from rpc.client import Client
 from rpc.clock import Clock
@@ -35,7 +38,7 @@ def serving() -> Serving:
 
     @asynccontextmanager
     async def serve(
-        engine: FakeEngine | None = None, *, wait: bool = True, clock: Clock | None = None, **options: object
+        engine: FakeEngine | None = None, *, wait: bool = True, clock: Clock | None = None, **options: Any
     ) -> AsyncIterator[Served]:
         engine = engine or FakeEngine()
         server = Server(engine, ServerOptions(port=0, **options), clock)
@@ -60,7 +63,17 @@ async def served(serving: Serving) -> AsyncIterator[Served]:
         yield served
 
 
-async def code_of(awaitable: object) -> grpc.StatusCode:
+async def read(call: Any) -> Any:
+    """The next message of a stream."""
+    return await call.read()
+
+
+HealthStub: Any = health_pb2_grpc.HealthStub
+ServerReflectionStub: Any = reflection_pb2_grpc.ServerReflectionStub
+"""Their types are of clients that block."""
+
+
+async def code_of(awaitable: Awaitable[object]) -> grpc.StatusCode:
     """The status with which a call fails."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await awaitable

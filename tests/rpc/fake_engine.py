@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 
@@ -60,14 +61,17 @@ class Submission:
     tenant: str = ""
     cache_salt: str = ""
 
-    def push(self, text: str = "", ids: Sequence[int] = (), **more: object) -> None:
+    def push(self, text: str = "", ids: Sequence[int] = (), **more: Any) -> None:
         self.channel.push(Delta(text=text, token_ids=tuple(ids), **{"index": 0, **more}))
 
-    def finish(self, text: str = "", ids: Sequence[int] = (), **more: object) -> None:
+    def finish(self, text: str = "", ids: Sequence[int] = (), **more: Any) -> None:
         self.push(text, ids, **{"finish_reason": "stop", **more})
 
 
-class FakeEngine:
+ENGINE: Any = object  # so that a double may stand where an Engine is asked for
+
+
+class FakeEngine(ENGINE):
     """`text` is tokenised to its code points, so that a test can read a prompt."""
 
     def __init__(self, config: object = None) -> None:
@@ -80,7 +84,7 @@ class FakeEngine:
         self.tokenizer = SimpleNamespace(token_text=chr)
         self.metrics = CollectorRegistry()
         self.chat_messages: list[dict[str, str]] = []
-        self.chat_options: dict[str, object] = {}
+        self.chat_options: dict[str, Any] = {}
         self.may_load = asyncio.Event()
         self.may_load.set()
         self.load_error: EngineError | None = None
@@ -164,7 +168,7 @@ class FakeEngine:
         return "".join(map(chr, ids))
 
     async def render_chat(
-        self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool = True, **options: object
+        self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool = True, **options: Any
     ) -> list[int]:
         self.chat_messages, self.chat_options = list(messages), options
         text = "".join(f"<{m['role']}>{m['content']}" for m in messages)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -40,8 +40,8 @@ def make_checkpoint(folder: Path) -> Path:
     return folder
 
 
-def engine_config(model: Path, **more: object) -> EngineConfig:
-    settings = {
+def engine_config(model: Path, **more: Any) -> EngineConfig:
+    settings: dict[str, Any] = {
         "device": "cpu", "dtype": "float32", "cpu_threads": 1, "max_num_seqs": 8, "max_num_batched_tokens": 64,
         "kv_cache_memory_bytes": 96 << 20,
     }  # fmt: skip

@@ -5,6 +5,7 @@ The engine is replaced before the command imports it; a prompt "hold" never gets
 
 import sys
 from types import ModuleType
+from typing import Any
 
 from engine.cli import main as cli
 from engine.errors import ConfigError
@@ -16,12 +17,12 @@ from tests.rpc.fake_engine import FakeEngine
 class EchoEngine(FakeEngine):
     """Answers every prompt with its own text."""
 
-    def __init__(self, config: object) -> None:
+    def __init__(self, config: Any) -> None:
         super().__init__(config)
         if config.model == "/too/big":
             self.load_error = ConfigError("kv_cache_memory_bytes: 1 is less than one block")
 
-    def generate(self, prompt: list[int], params: SamplingParams, **more: object) -> OutputStream:
+    def generate(self, prompt: Any, params: SamplingParams, **more: Any) -> OutputStream:
         stream = super().generate(prompt, params, **more)
         text = "".join(map(chr, prompt[1:]))
         submission = self.live[stream.request_id]
@@ -33,7 +34,7 @@ class EchoEngine(FakeEngine):
 
 
 if __name__ == "__main__":
-    fake = ModuleType("engine.engine")
+    fake: Any = ModuleType("engine.engine")
     fake.Engine = EchoEngine
     sys.modules["engine.engine"] = fake
     cli.main()

@@ -5,17 +5,18 @@ import logging
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
 
 from engine.errors import ConfigError
 from rpc.auth import ApiKeys
 from rpc.client import Client
 from rpc.proto.engine.v1 import engine_pb2 as pb
-from tests.rpc.conftest import Served, Serving, code_of
+from tests.rpc.conftest import HealthStub, Served, ServerReflectionStub, Serving, code_of, read
 from tests.rpc.fake_engine import profile
 
 KEYS = """
@@ -94,7 +95,7 @@ async def test_a_header_of_another_scheme_is_no_token(serving: Serving, keys: Pa
         serving(api_key_file=str(keys)) as served,
         grpc.aio.insecure_channel(f"127.0.0.1:{served.port}") as channel,
     ):
-        call = channel.unary_unary("/engine.v1.Engine/GetInfo", pb.GetInfoRequest.SerializeToString)
+        call: Any = channel.unary_unary("/engine.v1.Engine/GetInfo", pb.GetInfoRequest.SerializeToString)
         for metadata in ((("authorization", "Basic token-a"),), (("authorization", "token-a"),)):
             assert await code_of(call(pb.GetInfoRequest(), metadata=metadata)) is grpc.StatusCode.UNAUTHENTICATED
         await call(pb.GetInfoRequest(), metadata=(("authorization", "bearer token-a"),))
@@ -105,9 +106,9 @@ async def test_health_stays_open_and_reflection_does_not(serving: Serving, keys:
         serving(api_key_file=str(keys)) as served,
         grpc.aio.insecure_channel(f"127.0.0.1:{served.port}") as channel,
     ):
-        checked = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+        checked = await HealthStub(channel).Check(health_pb2.HealthCheckRequest())
         assert checked.status == health_pb2.HealthCheckResponse.SERVING
-        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        stub = ServerReflectionStub(channel)
         ask = reflection_pb2.ServerReflectionRequest(list_services="")
         call = stub.ServerReflectionInfo(iter([ask]))
         assert await code_of(call.read()) is grpc.StatusCode.UNAUTHENTICATED
@@ -145,16 +146,16 @@ async def test_one_tenant_cannot_abort_or_block_the_ids_of_another(serving: Serv
         own = beta.generate(request)  # the same id is no conflict
         await served.engine.submissions.get()
         assert await beta.abort("r") is True
-        assert (await own.read()).deltas[0].finish_reason == pb.FINISH_REASON_ABORT
+        assert (await read(own)).deltas[0].finish_reason == pb.FINISH_REASON_ABORT
         assert await acme.abort("r") is True
-        assert (await theirs.read()).deltas[0].finish_reason == pb.FINISH_REASON_ABORT
+        assert (await read(theirs)).deltas[0].finish_reason == pb.FINISH_REASON_ABORT
 
 
 async def test_an_id_chosen_by_the_server_can_be_aborted(serving: Serving, keys: Path) -> None:
     async with serving(api_key_file=str(keys)) as served, client(served, "token-a") as caller:
         call = caller.generate(pb.GenerateRequest(text="x"))
         (await served.engine.submissions.get()).push("a", [1])
-        request_id = (await call.read()).request_id
+        request_id = (await read(call)).request_id
         assert request_id and await caller.abort(request_id) is True
 
 

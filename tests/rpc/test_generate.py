@@ -20,7 +20,7 @@ from rpc.calls import Calls
 from rpc.clock import MonotonicClock
 from rpc.proto.engine.v1 import engine_pb2 as pb
 from rpc.servicer import EngineServicer
-from tests.rpc.conftest import Served, Serving
+from tests.rpc.conftest import Served, Serving, read
 from tests.rpc.fake_engine import FakeEngine
 
 HELLO = pb.GenerateRequest(text="hi")
@@ -33,7 +33,7 @@ async def test_deltas_arrive_one_by_one(served: Served) -> None:
     submission.push("He", [5], num_cached_tokens=2)
     first = await call.read()  # arrives although the answer is not finished
     submission.finish("llo", [6, 7], finish_reason="length")
-    second = await call.read()
+    second: Any = await call.read()
     assert await call.read() is grpc.aio.EOF
     assert first == pb.GenerateResponse(request_id="r1", deltas=[pb.Delta(text="He", token_ids=[5])])
     assert second.deltas[0] == pb.Delta(text="llo", token_ids=[6, 7], finish_reason=pb.FINISH_REASON_LENGTH)
@@ -46,9 +46,9 @@ async def test_usage_comes_when_the_last_choice_has_finished(served: Served) -> 
     call = served.client.generate(request)
     submission = await served.engine.submissions.get()
     submission.finish("b", [5], index=1)
-    first = await call.read()
+    first: Any = await call.read()
     submission.finish("a", [6, 7], index=0)
-    second = await call.read()
+    second: Any = await call.read()
     assert [(r.deltas[0].index, r.HasField("usage")) for r in (first, second)] == [(1, False), (0, True)]
     assert second.usage.completion_tokens == 3
 
@@ -94,7 +94,7 @@ async def test_unset_sampling_fields_take_the_defaults(served: Served) -> None:
 
 
 async def test_every_sampling_field_arrives_also_when_it_is_zero_or_false(served: Served) -> None:
-    given = {
+    given: dict[str, Any] = {
         "temperature": 0.1, "top_p": 0.3, "top_k": -1, "min_p": 0.7, "seed": 2**63 - 1, "stop": ("a", "b"),
         "stop_token_ids": (9,), "include_stop_str_in_output": True, "ignore_eos": True, "max_tokens": 0,
         "min_tokens": 0, "logprobs": 0, "prompt_logprobs": 0, "skip_special_tokens": False, "detokenize": True,
@@ -143,7 +143,7 @@ async def test_structured_outputs_without_a_constraint_are_refused(served: Serve
 async def test_what_belongs_to_tools_reaches_the_template(served: Served) -> None:
     tools = [{"type": "function", "function": {"name": "clock", "parameters": {"type": "object"}}}]
     calls = [{"type": "function", "function": {"name": "clock", "arguments": {}}}]
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "user", "content": "What time is it?"},
         {"role": "assistant", "content": "", "tool_calls": calls},
         {"role": "tool", "content": "noon", "tool_call_id": "1", "name": "clock"},
@@ -175,9 +175,9 @@ async def test_logprobs_and_stop_reasons(served: Served) -> None:
         logprobs=({5: Logprob(-0.5, 2, "a"), 8: Logprob(-0.25, 1)},),
         prompt_logprobs=(None, {4: Logprob(-1.5, 3)}),
     )
-    delta = (await call.read()).deltas[0]
+    delta = (await read(call)).deltas[0]
     submission.finish(stop_reason="END")
-    last = (await call.read()).deltas[0]
+    last = (await read(call)).deltas[0]
     assert [[t.token_id for t in position.tokens] for position in delta.logprobs] == [[5, 8]]
     assert delta.logprobs[0].tokens[0] == pb.TokenLogprob(token_id=5, logprob=-0.5, rank=2, decoded_token="a")
     assert not delta.logprobs[0].tokens[1].HasField("decoded_token")
@@ -190,7 +190,7 @@ async def test_logprobs_and_stop_reasons(served: Served) -> None:
 async def test_a_stop_token_id_of_zero_is_reported(served: Served) -> None:
     call = served.client.generate(HELLO)
     (await served.engine.submissions.get()).finish(stop_reason=0)
-    delta = (await call.read()).deltas[0]
+    delta = (await read(call)).deltas[0]
     assert (delta.WhichOneof("stop_reason"), delta.stop_token_id) == ("stop_token_id", 0)
 
 
@@ -275,7 +275,7 @@ async def test_a_fault_in_mid_stream_comes_after_what_was_produced(served: Serve
     submission = await served.engine.submissions.get()
     submission.push("a", [5])
     submission.channel.fail(RequestFault("NaN at step 7"))
-    assert (await call.read()).deltas[0].text == "a"
+    assert (await read(call)).deltas[0].text == "a"
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call.read()
     assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.INTERNAL, "NaN at step 7")
@@ -358,7 +358,7 @@ def servicer(engine: FakeEngine) -> EngineServicer:
 @pytest.mark.parametrize(("remaining", "submitted"), [(0.0, 0), (-1.0, 0), (0.001, 0), (0.01, 1)])
 async def test_the_server_holds_the_deadline_itself(remaining: float, submitted: int) -> None:
     """One that has passed already costs nothing."""
-    context = CallContext(remaining)
+    context: Any = CallContext(remaining)
     async with FakeEngine() as engine:
         with pytest.raises(grpc.aio.AbortError):
             await servicer(engine).Generate(HELLO, context)
@@ -368,7 +368,8 @@ async def test_the_server_holds_the_deadline_itself(remaining: float, submitted:
 
 async def test_a_cancelled_handler_stays_cancelled() -> None:
     async with FakeEngine() as engine:
-        handler = asyncio.create_task(servicer(engine).Generate(HELLO, CallContext(100.0)))
+        context: Any = CallContext(100.0)
+        handler = asyncio.create_task(servicer(engine).Generate(HELLO, context))
         await engine.submissions.get()
         handler.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -383,4 +384,5 @@ async def test_a_message_above_the_limit_is_refused_with_both_numbers(
     async with serving(**options) as served:
         error = await error_of(served.client.generate(pb.GenerateRequest(text="x" * limit)))
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert f"vs. {limit}" in error.details() and "larger than max" in error.details()
+        details = error.details() or ""
+        assert f"vs. {limit}" in details and "larger than max" in details

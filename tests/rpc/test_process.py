@@ -6,21 +6,24 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 
 from rpc.client import Client
 from rpc.proto.engine.v1 import engine_pb2 as pb
+from tests.rpc.conftest import HealthStub, read
 from tests.rpc.real import children_of, make_checkpoint, server_process
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 STREAMS = 8
+
+WorkerOf = Callable[["subprocess.Popen[str]"], int]
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +54,7 @@ async def end_of(call: grpc.aio.UnaryStreamCall) -> tuple[int, object]:
     """Tokens after the first message, and the finish reason or status."""
     num_tokens, reason = 0, None
     try:
-        while (response := await call.read()) is not grpc.aio.EOF:
+        while (response := await read(call)) is not grpc.aio.EOF:
             for delta in response.deltas:
                 num_tokens += len(delta.token_ids)
                 reason = delta.finish_reason or reason
@@ -64,9 +67,9 @@ async def exit_code(process: subprocess.Popen[str]) -> int:
     return await asyncio.to_thread(process.wait, 60)
 
 
-async def statuses(address: str) -> AsyncIterator[int]:
+async def statuses(address: str) -> AsyncGenerator[int, None]:
     async with grpc.aio.insecure_channel(address) as channel:
-        async for reply in health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest()):
+        async for reply in HealthStub(channel).Watch(health_pb2.HealthCheckRequest()):
             yield reply.status
 
 
@@ -151,7 +154,7 @@ async def test_a_model_that_cannot_be_loaded_ends_the_process_with_1_and_one_lin
 
 
 @pytest.fixture
-def worker_of() -> Iterator[object]:
+def worker_of() -> Iterator[WorkerOf]:
     """Finds the device's process; one left behind is killed."""
     found: list[int] = []
 
@@ -167,7 +170,7 @@ def worker_of() -> Iterator[object]:
             os.kill(pid, signal.SIGKILL)
 
 
-async def test_the_death_of_the_device_ends_the_process_with_1(model: Path, worker_of: object) -> None:
+async def test_the_death_of_the_device_ends_the_process_with_1(model: Path, worker_of: WorkerOf) -> None:
     async with serving(model) as (process, client, _):
         calls = await streams(client, 8000)
         os.kill(worker_of(process), signal.SIGKILL)
@@ -176,7 +179,7 @@ async def test_the_death_of_the_device_ends_the_process_with_1(model: Path, work
         assert await exit_code(process) == 1
 
 
-async def test_the_death_of_an_idle_device_is_noticed_at_once(model: Path, worker_of: object) -> None:
+async def test_the_death_of_an_idle_device_is_noticed_at_once(model: Path, worker_of: WorkerOf) -> None:
     async with serving(model) as (process, _, address):
         watch = statuses(address)
         assert await anext(watch) == SERVING
@@ -187,7 +190,7 @@ async def test_the_death_of_an_idle_device_is_noticed_at_once(model: Path, worke
         assert process.stderr is not None and "killed by SIGKILL" in process.stderr.read()
 
 
-async def test_a_device_that_hangs_is_noticed_and_so_is_its_recovery(model: Path, worker_of: object) -> None:
+async def test_a_device_that_hangs_is_noticed_and_so_is_its_recovery(model: Path, worker_of: WorkerOf) -> None:
     async with serving(model, "--watchdog-seconds", "0.5") as (process, client, address):
         watch = statuses(address)
         assert await anext(watch) == SERVING

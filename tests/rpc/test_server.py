@@ -5,18 +5,19 @@ import os
 import signal
 import socket
 from dataclasses import fields
+from typing import Any
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
 
 from engine.errors import ConfigError, DeviceFault, EngineStopped
 from engine.observe.model_info import ModelInfo
 from rpc.options import ServerOptions
 from rpc.proto.engine.v1 import engine_pb2 as pb
 from rpc.server import Server
-from tests.rpc.conftest import Served, Serving, code_of
+from tests.rpc.conftest import HealthStub, Served, ServerReflectionStub, Serving, code_of, read
 from tests.rpc.fake_engine import INFO, FakeEngine
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -87,15 +88,15 @@ async def test_health_follows_the_engine(serving: Serving, service: str) -> None
         serving(engine, wait=False) as served,
         grpc.aio.insecure_channel(f"127.0.0.1:{served.port}") as channel,
     ):
-        health = health_pb2_grpc.HealthStub(channel)
+        health = HealthStub(channel)
         watch = health.Watch(health_pb2.HealthCheckRequest(service=service))
-        assert (await watch.read()).status == NOT_SERVING
+        assert (await read(watch)).status == NOT_SERVING
         engine.may_load.set()
-        assert (await watch.read()).status == SERVING
+        assert (await read(watch)).status == SERVING
         call = served.client.generate(HELLO)
         submission = await engine.submissions.get()
         served.server.stop()
-        assert (await watch.read()).status == NOT_SERVING
+        assert (await read(watch)).status == NOT_SERVING
         checked = await health.Check(health_pb2.HealthCheckRequest(service=service))
         assert checked.status == NOT_SERVING  # the port is still open while draining
         submission.finish()
@@ -163,7 +164,7 @@ async def test_live_requests_can_be_aborted_while_draining(serving: Serving) -> 
         served.server.stop()
         await served.engine.draining.wait()
         assert await served.client.abort("r") is True
-        assert (await call.read()).deltas[0].finish_reason == pb.FINISH_REASON_ABORT
+        assert (await read(call)).deltas[0].finish_reason == pb.FINISH_REASON_ABORT
         served.engine.all_ended.set()
         await served.run
 
@@ -175,7 +176,7 @@ async def test_when_the_grace_time_is_over_the_rest_ends_with_a_status(serving: 
         served.server.stop()
         await served.engine.draining.wait()
         served.engine.grace_over.set()
-        assert (await call.read()).deltas[0].text == "a"
+        assert (await read(call)).deltas[0].text == "a"
         assert await code_of(call.read()) is grpc.StatusCode.UNAVAILABLE
         await served.run
 
@@ -208,9 +209,10 @@ class SlowClient:
 
 async def test_a_drain_waits_for_a_slow_reader_of_a_finished_request() -> None:
     engine, client = FakeEngine(), SlowClient()
+    context: Any = client
     server = Server(engine, ServerOptions(port=0))
     async with engine:
-        call = asyncio.create_task(server._servicer.Generate(HELLO, client))
+        call = asyncio.create_task(server._servicer.Generate(HELLO, context))
         (await engine.submissions.get()).finish("end")
         await client.writing.wait()
         drain = asyncio.create_task(server._drain())
@@ -233,7 +235,7 @@ async def test_the_port_is_free_after_the_end(serving: Serving) -> None:
 
 async def test_reflection_lists_the_services(served: Served) -> None:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{served.port}") as channel:
-        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        stub = ServerReflectionStub(channel)
         ask = reflection_pb2.ServerReflectionRequest(list_services="")
         async for reply in stub.ServerReflectionInfo(iter([ask])):
             names = {service.name for service in reply.list_services_response.service}
@@ -262,7 +264,7 @@ async def test_abort(served: Served) -> None:
     await served.engine.submissions.get()
     assert await served.client.abort("another") is False
     assert await served.client.abort("r") is True
-    assert (await call.read()).deltas[0].finish_reason == pb.FINISH_REASON_ABORT
+    assert (await read(call)).deltas[0].finish_reason == pb.FINISH_REASON_ABORT
     assert await call.read() is grpc.aio.EOF
 
 

@@ -8,7 +8,7 @@ from engine.request.outputs import Logprob
 from engine.serving.stream import MERGE_TOKENS
 from rpc.client import Client
 from rpc.proto.engine.v1 import engine_pb2 as pb
-from tests.rpc.conftest import Served
+from tests.rpc.conftest import Served, read
 
 TOKENS = 20_000
 TEXT_CHARS = 1000
@@ -31,7 +31,7 @@ async def test_deltas_of_a_slow_reader_merge_and_arrive_in_full(served: Served) 
             submission.push(text_of(i), [i])
             if i % 200 == 0:  # the other stream gets each of its tokens at once
                 beside.push(str(i), [i])
-                assert list((await quick.read()).deltas[0].token_ids) == [i]
+                assert list((await read(quick)).deltas[0].token_ids) == [i]
         waiting = submission.channel.num_pending_tokens
         assert waiting * TEXT_CHARS > TOKENS * TEXT_CHARS - HANDED_OVER_BYTES
         submission.finish(finish_reason="length")
@@ -43,7 +43,7 @@ async def test_deltas_of_a_slow_reader_merge_and_arrive_in_full(served: Served) 
         assert max(len(d.token_ids) for d in deltas) == MERGE_TOKENS
         assert submission.channel.num_pending_tokens == 0
         beside.finish()
-        assert (await quick.read()).deltas[0].finish_reason == pb.FINISH_REASON_STOP
+        assert (await read(quick)).deltas[0].finish_reason == pb.FINISH_REASON_STOP
 
 
 async def test_a_message_stays_below_the_4_mib_that_clients_accept(served: Served) -> None:
@@ -55,7 +55,10 @@ async def test_a_message_stays_below_the_4_mib_that_clients_accept(served: Serve
     for i in range(1, 6000):
         submission.push("", [i], logprobs=(position,))
     submission.finish()
-    sizes, prompt_positions, ids, positions = [], [], [], 0
+    sizes: list[int] = []
+    prompt_positions: list[int] = []
+    ids: list[int] = []
+    positions = 0
     async for response in call:
         sizes.append(response.ByteSize())
         prompt_positions += [len(p.tokens) for p in response.deltas[0].prompt_logprobs]

@@ -11,7 +11,7 @@ from engine.observe.snapshot import EngineStats, TenantStats
 from rpc.client import retry_delay
 from rpc.pace import Pace
 from rpc.proto.engine.v1 import engine_pb2 as pb
-from tests.rpc.conftest import Served, Serving
+from tests.rpc.conftest import Served, Serving, read
 from tests.rpc.fake_engine import STATS, FakeEngine, profile
 from tests.rpc.manual_clock import ManualClock
 
@@ -36,11 +36,11 @@ async def test_stats_come_now_and_then_at_every_interval(serving: Serving) -> No
     clock = ManualClock()
     async with serving(clock=clock) as served:
         call = served.client.stream_stats(2.5)
-        assert plain(await call.read()) == STATS
+        assert plain(await read(call)) == STATS
         for _ in range(3):
             await clock.until_sleeping(2.5)
             clock.advance(2.5)
-            assert plain(await call.read()) == STATS
+            assert plain(await read(call)) == STATS
         call.cancel()
 
 

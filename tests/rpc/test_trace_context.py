@@ -65,7 +65,7 @@ async def traced(serving: Serving, folder: Path, endpoint: str) -> AsyncIterator
 
 
 def attributes(span: Span) -> dict[str, Any]:
-    return {a.key: getattr(a.value, a.value.WhichOneof("value")) for a in span.attributes}
+    return {a.key: getattr(a.value, a.value.WhichOneof("value") or "") for a in span.attributes}
 
 
 def request(**sampling: Any) -> pb.GenerateRequest:

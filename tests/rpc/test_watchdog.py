@@ -1,9 +1,9 @@
 """Health while the engine hangs, in virtual time."""
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 
-from tests.rpc.conftest import Served, Serving
+from tests.rpc.conftest import HealthStub, Served, Serving
 from tests.rpc.manual_clock import ManualClock
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -17,7 +17,7 @@ async def health_after(served: Served, clock: ManualClock, seconds: float) -> in
         clock.advance(2.0)
     await clock.until_sleeping(2.0)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{served.port}") as channel:
-        return (await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())).status
+        return (await HealthStub(channel).Check(health_pb2.HealthCheckRequest())).status
 
 
 async def test_an_engine_that_hangs_is_not_serving_until_it_moves(serving: Serving) -> None:

@@ -91,7 +91,7 @@ class Rig:
         sampling = SamplingParams(max_tokens=max_output, **params)
         name = f"r{self.num_requests}"
         self.num_requests += 1
-        place = {"tenant": tenant, "priority": priority, "cache_salt": cache_salt}
+        place: dict[str, Any] = {"tenant": tenant, "priority": priority, "cache_salt": cache_salt}
         choices = make_choices(name, prompt, sampling, max_output, **place)
         self.sequences += choices
         self.roster.add(choices[0])

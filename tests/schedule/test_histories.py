@@ -1,6 +1,7 @@
 """Histories that once went wrong, each small enough to read; random ones are in tests/soak."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -76,7 +77,7 @@ async def test_end_ids_of_the_model_and_stop_ids_of_the_user(which: int) -> None
     ends = (998, end) if which else (end, 998)
     async with serving() as server:
 
-        async def outcome(**params: object) -> tuple[list[int], object, object]:
+        async def outcome(**params: Any) -> tuple[list[int], object, object]:
             deltas = await collect(server.generate([1, 2], 12, eos=ends, **params))
             return [t for d in deltas for t in d.token_ids], deltas[-1].finish_reason, deltas[-1].stop_reason
 

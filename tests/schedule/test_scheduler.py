@@ -1,5 +1,7 @@
 """Scheduler: what a step computes, and preemption; over a device whose output depends on every block it reads."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -151,7 +153,7 @@ def test_any_history_gives_the_right_tokens(
         match kind:
             case "add":
                 prompt = [a] * (b // 2) + [a + 1] * (b - b // 2)
-                params = {"n": 1 + (d % 2 if c else 0), "prompt_logprobs": 0 if b % 5 == 0 else None}
+                params: dict[str, Any] = {"n": 1 + (d % 2 if c else 0), "prompt_logprobs": 0 if b % 5 == 0 else None}
                 rig.add(prompt, c, tenant="xy"[d // 2 % 2], priority=d // 4, **params)
             case "abort" if rig.sequences:
                 rig.roster.finish(rig.sequences[a % len(rig.sequences)])

@@ -1,6 +1,7 @@
 """OutputChannel: how tokens gather for a reader, against a plain list of what was pushed."""
 
 import asyncio
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,7 @@ from engine.request.outputs import Delta
 from engine.serving.stream import MERGE_TOKENS, OutputChannel, OutputStream
 
 
-def token(i: int, index: int = 0, **more: object) -> Delta:
+def token(i: int, index: int = 0, **more: Any) -> Delta:
     return Delta(index=index, text=f"{i},", token_ids=(i,), **more)
 
 
@@ -37,7 +38,7 @@ async def test_bare_tokens_carry_what_the_first_delta_said() -> None:
 
 async def ready(channel: OutputChannel) -> list[tuple[int, tuple[int, ...]]]:
     """Everything a reader can take without waiting."""
-    taken = []
+    taken: list[tuple[int, tuple[int, ...]]] = []
     while True:
         reading = asyncio.create_task(channel.get())
         await asyncio.sleep(0)
@@ -127,7 +128,7 @@ def test_nothing_is_lost_or_kept(
 
 async def test_what_comes_while_the_gate_is_closed_is_in_the_delta_that_passes() -> None:
     channel, gate = OutputChannel(1), asyncio.Event()
-    stream = OutputStream("r", [], channel, abort=[].append)
+    stream = OutputStream("r", [], channel, abort=list[str]().append)
     channel.push(token(0))
     assert await stream.read() == token(0)
     push_plain = channel.plain_sink(0, lambda i: f"{i},")

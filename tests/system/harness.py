@@ -78,10 +78,11 @@ async def ask_among(engine: Engine, probes: Sequence[Probe], vocab: int, seed: i
     """Requests that come one after another, among random ones that arrive and leave while they run."""
     rng = np.random.default_rng(seed)
     mine = [asyncio.create_task(_late(i, ask(engine, prompt, **params))) for i, (prompt, params) in enumerate(probes)]
-    done = asyncio.gather(*mine)
+    done: asyncio.Future[list[Answer]] = asyncio.gather(*mine)
     while not done.done():
         crowd = [asyncio.create_task(_neighbour(engine, rng, vocab)) for _ in range(2)]
-        await asyncio.wait([done, *crowd], return_when=asyncio.FIRST_COMPLETED)
+        pending: list[asyncio.Future[Any]] = [done, *crowd]
+        await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
     return done.result()
 
 

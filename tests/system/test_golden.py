@@ -85,7 +85,12 @@ async def test_choices_compute_one_prompt(engine: Engine, monkeypatch: pytest.Mo
     prompt = np.random.default_rng(3).integers(100, 40000, 40).tolist()
     computed: list[int] = []
     forward = engine._device.forward
-    monkeypatch.setattr(engine._device, "forward", lambda plan: (computed.append(plan.num_tokens.sum()), forward(plan)))
+
+    def counted(plan: Any) -> Any:
+        computed.append(int(plan.num_tokens.sum()))
+        return forward(plan)
+
+    monkeypatch.setattr(engine._device, "forward", counted)
     answer = await ask(engine, prompt, n=4, seed=7, max_tokens=10, logprobs=0)
     assert sum(computed) == 40 + 4 * 9
     assert len({tuple(c.ids) for c in answer.choices.values()}) == 4

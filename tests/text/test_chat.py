@@ -1,6 +1,7 @@
 """The template environment and what it refuses; real templates are in test_templates.py."""
 
 from datetime import datetime
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ USER = [{"role": "user", "content": "Hi there"}]
 TURNS = [*USER, {"role": "assistant", "content": "Hello!"}, {"role": "user", "content": "Proč 你好?"}]
 
 
-def render(template: str, messages: object = USER, **kwargs: object) -> str:
+def render(template: str, messages: object = USER, **kwargs: Any) -> str:
     return ChatTemplate(template, {}).render(messages, **kwargs)  # type: ignore[arg-type]
 
 
@@ -87,13 +88,13 @@ def test_documents() -> None:
 
 
 @pytest.mark.parametrize("absent", [{}, {"tool_calls": None}, {"tool_calls": []}], ids=str)
-def test_no_tool_calls_are_no_key(absent: dict[str, object]) -> None:
+def test_no_tool_calls_are_no_key(absent: dict[str, Any]) -> None:
     message = {"role": "assistant", "content": "x", **absent}
     assert render("{{ 'tool_calls' in messages[0] }}", [message]) == "False"
 
 
 @pytest.mark.parametrize("content", [{}, {"content": None}, {"content": ""}], ids=str)
-def test_no_content_beside_tool_calls_is_empty(content: dict[str, object]) -> None:
+def test_no_content_beside_tool_calls_is_empty(content: dict[str, Any]) -> None:
     message = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {}}}], **content}
     assert render("[{{ messages[0].content }}] {{ messages[0].tool_calls[0].function.name }}", [message]) == "[] f"
 

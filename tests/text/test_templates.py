@@ -9,6 +9,7 @@ Where the templates come from: tests/text/templates/README.md.
 import json
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -217,7 +218,7 @@ TOOL_JSON_INDENTED = """{
 }"""
 
 
-def called(arguments: object) -> list[dict[str, object]]:
+def called(arguments: object) -> list[dict[str, Any]]:
     """A question, the model's call and the tool's answer."""
     call = {"id": "abcdefghi", "type": "function", "function": {"name": "get_weather", "arguments": arguments}}
     return [
@@ -346,7 +347,7 @@ def test_going_on_with_the_last_message(name: str, end: str) -> None:
 
 
 def test_going_on_with_a_message_in_parts() -> None:
-    messages = [TURNS[0], {"role": "assistant", "content": PARTS}]
+    messages: list[Any] = [TURNS[0], {"role": "assistant", "content": PARTS}]
     text = template("glm-4.5").render(messages, add_generation_prompt=False, continue_final_message=True)
     assert text.endswith("\nonetwo")
 

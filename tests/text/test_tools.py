@@ -1,6 +1,7 @@
 import json
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -179,7 +180,7 @@ CALLS = st.lists(st.tuples(st.text(min_size=1), st.dictionaries(st.text(), JSON_
 
 
 @given(calls=CALLS, ascii=st.booleans(), size=st.integers(1, 20))
-def test_round_trip(calls: list[tuple[str, dict[str, object]]], ascii: bool, size: int) -> None:
+def test_round_trip(calls: list[tuple[str, dict[str, Any]]], ascii: bool, size: int) -> None:
     hermes = wrapped(*(json.dumps({"name": n, "arguments": a}, ensure_ascii=ascii) for n, a in calls))
     llama = "; ".join(json.dumps({"name": n, "parameters": a}, ensure_ascii=ascii) for n, a in calls)
     for format, text in (("hermes", hermes), ("llama3_json", llama)):

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
@@ -41,13 +42,14 @@ class Bench:
         while True:
             request = await self.served.engine.submissions.get()
             self.answered.append(request)
+            assert request.params.max_tokens is not None
             for _ in range(request.params.max_tokens - 1):
                 request.push("x", [7])
             request.finish("x", [7], finish_reason=self.finish_reason)
 
 
 @asynccontextmanager
-async def benching(serving: Serving, run: Run, **options: object) -> AsyncIterator[Bench]:
+async def benching(serving: Serving, run: Run, **options: Any) -> AsyncIterator[Bench]:
     async with serving(http_port=0, **options) as served:
         bench = Bench(served, run)
         task = asyncio.create_task(bench.answer())

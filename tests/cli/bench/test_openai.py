@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -47,7 +48,7 @@ async def speaking(pieces: Sequence[bytes], *, chat: bool = False, status: int =
         await runner.cleanup()
 
 
-async def read(pieces: Sequence[bytes], **options: object) -> Answer:
+async def read(pieces: Sequence[bytes], **options: Any) -> Answer:
     """The answer, by a clock that counts its readings."""
     ticks = count()
     answer = Answer(lambda: float(next(ticks)), 0.0, 3)

@@ -120,8 +120,8 @@ parameters = st.fixed_dictionaries(
 def test_ids_are_the_references(rows: list[dict[str, Any]], seed: int, coarse: bool) -> None:
     """Gumbel-max over the filtered tokens with the documented noise; `coarse` logits are full of ties."""
     vocab = 61
-    logits = np.random.default_rng(seed).standard_normal((len(rows), vocab)) * 3
-    logits = (np.round(logits) if coarse else logits).astype(np.float32)
+    noise = np.random.default_rng(seed).standard_normal((len(rows), vocab)) * 3
+    logits = (np.round(noise) if coarse else noise).astype(np.float32)
     ids, faulted = sample(logits, rows, threads=2)
     assert not any(faulted)
     for values, row, token in zip(logits.astype(np.float64), rows, ids, strict=True):

@@ -223,7 +223,7 @@ Stream.null = Stream(null=True)
 def _stack() -> list[Stream]:
     if not hasattr(_local, "stack"):
         _local.stack = [Stream.null]
-    return _local.stack  # type: ignore[no-any-return]
+    return _local.stack
 
 
 def current_stream() -> Stream:

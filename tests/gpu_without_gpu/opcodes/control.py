@@ -50,7 +50,7 @@ def trap(w: FunctionWriter, ins: Instruction, m: Modifiers) -> str:
 def call(w: FunctionWriter, ins: Instruction, m: Modifiers) -> str:
     m.flag("uni")
     operands = list(ins.operands)
-    results = operands.pop(0).items if isinstance(operands[0], Tuple) else ()  # type: ignore[union-attr]
+    results = operands.pop(0).items if isinstance(operands[0], Tuple) else ()
     name = symbol(w, operands[0])
     if name == "__assertfail":
         return f'trap(t, "assertion failed", {w.site()});'

@@ -10,13 +10,12 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from engine.request.outputs import Logprob
 from engine.request.params import SamplingParams
 from rpc.options import ServerOptions
-from tests.rpc.fake_engine import Submission
 from tests.rpc.http.conftest import Http, HttpServing
 from tests.rpc.http.stream import all_events
 
 PATH = "/v1/chat/completions"
 HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
-WEATHER = {
+WEATHER: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "weather",
@@ -30,7 +29,7 @@ WEATHER = {
 TIME = {"type": "function", "function": {"name": "time"}}
 
 
-async def post(http: Http, **body: Any) -> tuple[asyncio.Task[Any], Submission]:
+async def post(http: Http, **body: Any) -> tuple[asyncio.Task[Any], Any]:
     """A call that has reached the engine."""
     call = asyncio.create_task(http.client.post(PATH, json=HELLO | body))
     return call, await http.next_request()
@@ -137,7 +136,7 @@ async def test_the_newer_limit_goes_before_the_older(http: Http) -> None:
         await call
 
 
-async def test_what_the_template_sees(http: Http) -> None:
+async def test_what_the_template_sees(http: Http, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = {"city": "Rome"}
     calls = [{"id": "c", "type": "function", "function": {"name": "weather", "arguments": json.dumps(arguments)}}]
     messages = [
@@ -151,7 +150,7 @@ async def test_what_the_template_sees(http: Http) -> None:
         seen.append((messages, options))
         return [1]
 
-    http.engine.render_chat = render_chat
+    monkeypatch.setattr(http.engine, "render_chat", render_chat)
     call, request = await post(
         http, messages=messages, tools=[TIME], tool_choice="none", chat_template_kwargs={"enable_thinking": False}
     )
@@ -292,7 +291,7 @@ async def test_auto_can_be_switched_off(http_serving: HttpServing) -> None:
 
 
 def test_the_flag_offers_the_formats_there_are() -> None:
-    from engine.cli.settings import kinds_of
+    from engine.config import kinds_of
     from engine.text.tools import TOOL_PARSERS
 
     assert kinds_of(ServerOptions)["tool_call_parser"].choices == ("auto", *TOOL_PARSERS)

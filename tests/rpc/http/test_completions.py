@@ -155,7 +155,7 @@ async def test_every_choice_has_the_prompts_logprobs(http: Http) -> None:
         assert choice["logprobs"]["text_offset"] == [0, 1, 3]
 
 
-async def test_if_one_prompt_is_refused_none_is_computed(http: Http) -> None:
+async def test_if_one_prompt_is_refused_none_is_computed(http: Http, monkeypatch: pytest.MonkeyPatch) -> None:
     generate, calls = http.engine.generate, []
 
     def refuse_the_third(*args: Any, **kwargs: Any) -> Any:
@@ -164,7 +164,7 @@ async def test_if_one_prompt_is_refused_none_is_computed(http: Http) -> None:
             http.engine.refusal = ValueError("broken")
         return generate(*args, **kwargs)
 
-    http.engine.generate = refuse_the_third
+    monkeypatch.setattr(http.engine, "generate", refuse_the_third)
     answer = await http.client.post(PATH, json={"prompt": ["a", "b", "c"]})
     assert answer.status_code == 500
     assert {await http.engine.aborts.get() for _ in range(2)} == {s.request_id for s in await requests(http, 2)}

@@ -346,7 +346,7 @@ async def test_without_the_extra_the_port_is_refused_by_name(monkeypatch: pytest
 
 
 @asynccontextmanager
-async def tls_client(port: int, authority: trustme.CA, *, certificate: bool) -> AsyncIterator[httpx.AsyncClient]:
+async def tls_client(port: int | None, authority: trustme.CA, *, certificate: bool) -> AsyncIterator[httpx.AsyncClient]:
     context = ssl.create_default_context()
     authority.configure_trust(context)
     if certificate:
@@ -358,7 +358,7 @@ async def tls_client(port: int, authority: trustme.CA, *, certificate: bool) -> 
 async def test_tls_is_the_grpc_ports(tmp_path: Any) -> None:
     authority = trustme.CA()
     issued = authority.issue_cert("localhost")
-    files = {}
+    files: dict[str, Any] = {}
     for name, blob in (
         ("ssl_certfile", issued.cert_chain_pems[0]),
         ("ssl_keyfile", issued.private_key_pem),

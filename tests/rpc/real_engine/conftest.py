@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 import numpy as np
@@ -41,7 +42,7 @@ class Real:
             await asyncio.sleep(0)
             stats = await self.engine.stats()
 
-    def start(self, prompt: list[int] = PROMPT, request_id: str = "", **fields: object) -> grpc.aio.UnaryStreamCall:
+    def start(self, prompt: list[int] = PROMPT, request_id: str = "", **fields: Any) -> grpc.aio.UnaryStreamCall:
         message = pb.GenerateRequest(token_ids=pb.TokenIds(ids=prompt), request_id=request_id, include_usage=True)
         message.sampling.CopyFrom(LONG)
         message.sampling.MergeFrom(pb.SamplingParams(**fields))
@@ -64,9 +65,9 @@ async def gives_everything_back(real: Real) -> AsyncIterator[None]:
     assert (await real.engine.stats()).generation_tokens - before < LONG.max_tokens
 
 
-def joined(deltas: list[pb.Delta]) -> dict[int, dict[str, object]]:
+def joined(deltas: list[pb.Delta]) -> dict[int, dict[str, Any]]:
     """Each choice's deltas, concatenated."""
-    choices: dict[int, dict[str, object]] = {}
+    choices: dict[int, dict[str, Any]] = {}
     for d in deltas:
         c = choices.setdefault(d.index, {"ids": [], "text": "", "logprobs": [], "prompt_logprobs": []})
         c["ids"] += d.token_ids
@@ -77,6 +78,6 @@ def joined(deltas: list[pb.Delta]) -> dict[int, dict[str, object]]:
     return choices
 
 
-async def over_grpc(real: Real, prompt: list[int], params: dict[str, object]) -> dict[int, dict[str, object]]:
+async def over_grpc(real: Real, prompt: list[int], params: dict[str, Any]) -> dict[int, dict[str, Any]]:
     request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=prompt), sampling=pb.SamplingParams(**params))
     return joined([d async for r in real.client.generate(request) for d in r.deltas])

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -20,7 +21,7 @@ from tests.rpc.real_engine.conftest import GOLDEN, PROMPT, Real, joined, over_gr
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-async def in_process(real: Real, prompt: list[int], params: dict[str, object]) -> dict[int, dict[str, object]]:
+async def in_process(real: Real, prompt: list[int], params: dict[str, Any]) -> dict[int, dict[str, Any]]:
     deltas: list[Delta] = [d async for d in real.engine.generate(prompt, SamplingParams(**params))]
     return joined([message for d in deltas for message in convert.delta_messages(d)])
 
@@ -43,7 +44,7 @@ async def test_greedy_ids_are_the_golden_ones(real: Real, k: int) -> None:
     ],
     ids=["n", "best_of", "beams", "logprobs", "stop"],
 )
-async def test_grpc_gives_what_the_engine_gives(real: Real, params: dict[str, object]) -> None:
+async def test_grpc_gives_what_the_engine_gives(real: Real, params: dict[str, Any]) -> None:
     remote, local = await asyncio.gather(over_grpc(real, PROMPT, params), in_process(real, PROMPT, params))
     assert remote == local
     assert sorted(remote) == list(range(params.get("n", 1)))
@@ -132,7 +133,8 @@ async def test_a_prompt_that_is_far_too_long_says_the_limit(
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await real.client.generate(request_).read()
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "8192" in caught.value.details() and caught.value.details().startswith(f"{field}: ")
+    details = caught.value.details() or ""
+    assert "8192" in details and details.startswith(f"{field}: ")
     assert (await over_grpc(real, PROMPT, {"max_tokens": 1}))[0]["ids"]
 
 

@@ -29,7 +29,7 @@ async def outcome(call: grpc.aio.UnaryStreamCall) -> object:
 class BrokenTicket:
     """A ticket whose result `spoil` replaces."""
 
-    def __init__(self, ticket: object, spoil: Callable[[StepResult], StepResult]) -> None:
+    def __init__(self, ticket: Any, spoil: Callable[[StepResult], StepResult]) -> None:
         self._ticket = ticket
         self._spoil = spoil
 
