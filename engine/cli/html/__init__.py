@@ -1,1 +1,1 @@
-"""HTML reports in one file: no server, no network. `page.py` makes one; `charts.js` draws its charts."""
+"""HTML reports in one file: no server, no network. `page.py` makes one; `timeline.js` draws its charts."""

@@ -2,7 +2,7 @@
 
 Numbers that charts draw are in the page as JSON, in the element `data`; tiles and tables are text. Nothing is
 loaded from anywhere, and the page's policy forbids it.
-Read next: `page.html` (the template), `charts.js`, `engine/cli/profile/page.py` (what fills it).
+Read next: `page.html` (the template), `timeline.js`, `engine/cli/profile/page.py` (what fills it).
 """
 
 import json
@@ -16,6 +16,7 @@ import numpy as np
 from markupsafe import Markup
 
 _FOLDER = Path(__file__).parent
+_CANVAS = _FOLDER.parents[2] / "rpc/http/page/canvas.js"
 BINS = 64
 """Columns of a distribution."""
 
@@ -125,7 +126,7 @@ class Page:
             page=self,
             bins=BINS,
             style=Markup((_FOLDER / "page.css").read_text()),
-            script=Markup((_FOLDER / "charts.js").read_text()),
+            script=Markup(_CANVAS.read_text() + (_FOLDER / "timeline.js").read_text()),
             data=_json([self._lanes(c) if isinstance(c, Lanes) else self._chart(c) for c in self.charts]),
             report=_json(self.numbers),
         )

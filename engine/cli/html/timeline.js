@@ -1,9 +1,8 @@
 // Draws a report's charts from the JSON in the page. All share one range of time, in seconds: zooming one zooms all.
-"use strict";
+// It follows rpc/http/page/canvas.js in the report's one script.
 (() => {
   const PAD = { left: 66, right: 12, top: 8, bottom: 22 };
   const MIN_SPAN = 1e-4;
-  const STEPS = [1, 1.5, 2, 3, 4, 5, 6, 8, 10];
   const charts = JSON.parse(document.getElementById("data").textContent);
   if (!charts.length) return;
   const canvases = [...document.querySelectorAll("canvas")];
@@ -12,7 +11,6 @@
   const full = [0, ends.reduce((a, b) => Math.max(a, b), MIN_SPAN)];
   let range = full;
 
-  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
   const show = (value) => (value >= 1e4 ? Math.round(value).toLocaleString("en") : String(+value.toPrecision(4)));
   const seconds = (t) => `${t.toFixed(range[1] - range[0] < 0.1 ? 5 : 3)} s`;
 
@@ -26,59 +24,28 @@
     return low;
   }
 
-  // The least of STEPS x 10^n that is not below `value`.
-  function nice(value) {
-    if (!(value > 0)) return 1;
-    const power = 10 ** Math.floor(Math.log10(value));
-    return power * STEPS.find((step) => step * power >= value * 0.999);
-  }
-
-  function begin(canvas) {
-    const width = canvas.clientWidth, height = canvas.clientHeight, ratio = Math.max(devicePixelRatio || 1, 2);
-    canvas.width = Math.round(width * ratio);
-    canvas.height = Math.round(height * ratio);
-    const g = canvas.getContext("2d");
-    g.scale(ratio, ratio);
-    g.font = '11px system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif';
-    const plot = { left: PAD.left, right: width - PAD.right, top: PAD.top, bottom: height - PAD.bottom };
-    plot.x = (t) => plot.left + ((t - range[0]) / (range[1] - range[0])) * (plot.right - plot.left);
-    plot.y = (part) => plot.bottom - part * (plot.bottom - plot.top);
-    return { g, plot };
-  }
-
-  function timeAxis(g, plot) {
-    const step = nice((range[1] - range[0]) / 8), digits = Math.max(0, -Math.floor(Math.log10(step)));
-    g.fillStyle = colour("dim");
-    g.textAlign = "center";
+  function timeAxis({ context, plot }) {
+    const step = ceiling((range[1] - range[0]) / 8);
+    context.fillStyle = colour("dim");
+    context.textAlign = "center";
     for (let t = Math.ceil(range[0] / step) * step; t <= range[1]; t += step)
-      g.fillText(`${t.toFixed(digits)} s`, Math.min(plot.x(t), plot.right - 10), plot.bottom + 15);
+      context.fillText(`${+t.toFixed(9)} s`, Math.min(plot.x(t), plot.right - 10), plot.bottom + 15);
   }
 
-  function valueAxis(g, plot, top, unit) {
-    g.strokeStyle = colour("line");
-    g.fillStyle = colour("dim");
-    g.textAlign = "right";
-    for (const part of [0, 0.5, 1]) {
-      const y = Math.round(plot.y(part)) + 0.5;
-      g.beginPath();
-      g.moveTo(plot.left, y);
-      g.lineTo(plot.right, y);
-      g.stroke();
-      g.fillText(part < 1 ? show(part * top) : `${show(top)} ${unit}`, plot.left - 6, y + 4);
-    }
-  }
+  const axisLabel = (top, unit) => (value) => (value < top ? show(value) : `${show(value)} ${unit}`);
 
-  function clip(g, plot) {
-    g.beginPath();
-    g.rect(plot.left, 0, plot.right - plot.left, plot.bottom);
-    g.clip();
+  function clip({ context, plot }) {
+    context.beginPath();
+    context.rect(plot.left, 0, plot.width, plot.bottom);
+    context.clip();
   }
 
   const total = (chart, i) => chart.series.reduce((sum, s) => sum + s.values[i], 0);
   const visible = (chart) => [Math.max(above(chart.starts, range[0]) - 1, 0), above(chart.starts, range[1])];
 
   // Where several share a column of the screen, the greatest is drawn.
-  function bars(chart, g, plot) {
+  function bars(chart, area) {
+    const { context, plot } = area;
     const [first, last] = visible(chart), colours = chart.series.map((s) => colour(s.colour));
     let top = 0;
     const columns = new Map();
@@ -89,10 +56,10 @@
       const known = columns.get(column);
       if (known === undefined || value > known.value) columns.set(column, { i, value });
     }
-    top = nice(top);
-    valueAxis(g, plot, top, chart.unit);
-    timeAxis(g, plot);
-    clip(g, plot);
+    top = ceiling(top);
+    valueAxis(area, top, axisLabel(top, chart.unit));
+    timeAxis(area);
+    clip(area);
     for (const [column, { i }] of columns) {
       const start = plot.x(chart.starts[i]), end = plot.x(chart.ends[i]);
       const [x, width] = end - start > 1 ? [start, end - start] : [column, 1];
@@ -100,50 +67,45 @@
       chart.series.forEach((s, n) => {
         if (!s.values[i]) return;
         const low = plot.y(sum / top), high = plot.y((sum += s.values[i]) / top);
-        g.fillStyle = colours[n];
-        g.fillRect(x, high, width > 4 ? width - 0.5 : width, low - high);
+        context.fillStyle = colours[n];
+        context.fillRect(x, high, width > 4 ? width - 0.5 : width, low - high);
       });
     }
   }
 
-  function lines(chart, g, plot) {
+  function lines(chart, area) {
     const [first, last] = visible(chart);
     let top = 0;
     for (const s of chart.series) for (let i = first; i < last; i++) top = Math.max(top, s.values[i]);
-    top = nice(top);
-    valueAxis(g, plot, top, chart.unit);
-    timeAxis(g, plot);
-    clip(g, plot);
-    g.lineWidth = 1.5;
+    top = ceiling(top);
+    valueAxis(area, top, axisLabel(top, chart.unit));
+    timeAxis(area);
+    clip(area);
     for (const s of chart.series) {
-      g.strokeStyle = colour(s.colour);
-      g.beginPath();
-      for (let i = first; i < last; i++) {
-        const y = plot.y(s.values[i] / top);
-        g.lineTo(plot.x(chart.starts[i]), y);
-        g.lineTo(plot.x(chart.ends[i]), y);
-      }
-      g.stroke();
+      const points = [];
+      for (let i = first; i < last; i++) points.push([chart.starts[i], s.values[i]], [chart.ends[i], s.values[i]]);
+      line(area, points.map(([t, value]) => [area.plot.x(t), value]), top, s.colour);
     }
   }
 
   const laneCount = (chart) => chart.spans.reduce((most, s) => Math.max(most, s.lane + 1), 1);
   const laneHeight = (chart) => Math.min(14, Math.max(2, 420 / laneCount(chart)));
 
-  function lanes(chart, g, plot) {
+  function lanes(chart, area) {
+    const { context, plot } = area;
     const each = laneHeight(chart), colours = chart.parts.map((p) => colour(p.colour));
-    timeAxis(g, plot);
-    g.fillStyle = colour("dim");
-    g.textAlign = "right";
-    g.fillText(show(laneCount(chart)), plot.left - 6, plot.top + laneCount(chart) * each);
-    g.fillText("1", plot.left - 6, plot.top + 10);
-    clip(g, plot);
+    timeAxis(area);
+    context.fillStyle = colour("dim");
+    context.textAlign = "right";
+    context.fillText(show(laneCount(chart)), plot.left - 6, plot.top + laneCount(chart) * each);
+    context.fillText("1", plot.left - 6, plot.top + 10);
+    clip(area);
     for (const { lane, times } of chart.spans) {
       if (times.at(-1) < range[0] || times[0] > range[1]) continue;
       for (let part = 0; part + 1 < times.length; part++) {
         const x = plot.x(times[part]);
-        g.fillStyle = colours[part];
-        g.fillRect(x, plot.top + lane * each, Math.max(plot.x(times[part + 1]) - x, 0.5), each > 4 ? each - 2 : each);
+        context.fillStyle = colours[part];
+        context.fillRect(x, plot.top + lane * each, Math.max(plot.x(times[part + 1]) - x, 0.5), each > 4 ? each - 2 : each);
       }
     }
   }
@@ -154,8 +116,10 @@
     charts.forEach((chart, n) => {
       if (chart.kind === "lanes")
         canvases[n].style.height = `${laneCount(chart) * laneHeight(chart) + PAD.top + PAD.bottom}px`;
-      const { g, plot } = begin(canvases[n]);
-      DRAW[chart.kind](chart, g, plot);
+      const area = begin(canvases[n], PAD, undefined, 2);
+      if (area === null) return;
+      area.plot.x = (t) => area.plot.left + ((t - range[0]) / (range[1] - range[0])) * area.plot.width;
+      DRAW[chart.kind](chart, area);
     });
     document.getElementById("range").textContent = `${seconds(range[0])} to ${seconds(range[1])}`;
   }
