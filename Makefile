@@ -3,6 +3,7 @@
 # make setup   only install
 # make test    run the test suite
 # make test-fast  the tests without devices, browsers and servers (CONTRIBUTING.md)
+# make test-mutation  change the scheduler and the KV manager in small ways; their tests must notice
 # make test-cuda  run the CUDA kernels and their device on the CPU (docs/gpu-without-gpu.md)
 # make check   what CI runs
 
@@ -11,7 +12,7 @@ PYTHON := $(VENV)/bin/python
 # What an editable install depends on; Python sources are used in place.
 INSTALL_INPUTS := pyproject.toml hatch_build.py $(shell find rpc/proto -name '*.proto')
 
-.PHONY: run serve setup test test-fast test-cuda check clean
+.PHONY: run serve setup test test-fast test-mutation test-cuda check clean
 .DEFAULT_GOAL := run
 
 run: setup
@@ -29,6 +30,9 @@ FAST := request text kv schedule serving grammar engine models test_cases.py tes
 
 test-fast: $(VENV)/.installed-test
 	$(PYTHON) -m pytest -q -m "not slow" $(FAST:%=tests/%)
+
+test-mutation: $(VENV)/.installed-test
+	$(PYTHON) -m pytest -q -m mutation tests/mutation
 
 test-cuda: $(VENV)/.installed-test-cuda
 	$(PYTHON) -m pytest -q -m cuda

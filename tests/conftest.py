@@ -16,9 +16,22 @@ GOLDEN = Path(__file__).parent / "golden"
 Run = Callable[..., tuple[int, str, str]]
 
 
+BY_NAME = ("cuda_all", "mutation")
+"""Marks of tests that run only when `-m` names the mark."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--mutants", type=int, default=40, help="mutants drawn; 0 are all, which take half an hour")
     parser.addoption("--soak-events", type=int, default=5_000, help="random events on the scripted model")
     parser.addoption("--soak-requests", type=int, default=40, help="requests on the demo model over gRPC")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    unnamed = [mark for mark in BY_NAME if mark not in config.option.markexpr]
+    left_out = [item for item in items if any(map(item.get_closest_marker, unnamed))]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture

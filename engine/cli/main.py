@@ -2,50 +2,39 @@
 
 Flags of `engine serve` are derived from the fields of EngineConfig and ServerOptions; `engine/cli/settings.py`
 says what environment and file add. Every error is one line on stderr; exit code 2 for usage and
-configuration, 1 for failure; `--debug` adds the traceback. Imports that cost time are inside the commands
+configuration, 1 for failure (`engine/cli/debuggable.py`). Imports that cost time are inside the commands
 that need them.
 """
 
 import asyncio
-import functools
 import json
 import logging
 import os
 import sys
-import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import fields
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from engine.cli.bench.command import bench_command
-from engine.cli.compile import compile_command
-from engine.cli.profile.command import profile_command
+from engine.cli.bench.command import bench
+from engine.cli.compile import compile_kernels
+from engine.cli.debuggable import USAGE, debuggable
+from engine.cli.profile.command import profile
 from engine.cli.sampling_flags import sampling_flags
 from engine.cli.server_flags import Server, to_server
-from engine.cli.settings import Layers, effective_settings, name_sources, settings_lines, unknown_variables
+from engine.cli.settings import LAYERS, effective_settings, settings_lines, unknown_variables
 from engine.config import EngineConfig
-from engine.errors import ConfigError, EngineError, InvalidRequest
 from engine.network import host_port
-from loader.errors import CheckpointError
 from rpc.options import ServerOptions
 
 if TYPE_CHECKING:
     from rpc.proto.engine.v1 import engine_pb2 as pb
 
-Command = TypeVar("Command", bound=Callable[..., None])
-
-USAGE, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
-
-
-class BadUsage(click.ClickException):
-    """A setting or a request that cannot work as written; click's own errors exit with 1."""
-
-    exit_code = USAGE
+INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -69,53 +58,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 @click.version_option(package_name="engine-llm", message="%(version)s")
 def cli() -> None:
     """An LLM inference engine, served over gRPC."""
-
-
-def debuggable(command: Command) -> Command:
-    """Give a command `--debug`, and turn its exceptions into one line and an exit code."""
-
-    @click.option("--debug", is_flag=True, help="Print the traceback of an error.")
-    @functools.wraps(command)
-    def run(*args: Any, debug: bool, **kwargs: Any) -> None:
-        try:
-            command(*args, **kwargs)
-        except BrokenPipeError:
-            _leave_pipe()
-        except Exception as error:
-            if debug:
-                traceback.print_exc()
-            if isinstance(error, UnicodeEncodeError) and (name := _not_utf8(kwargs)):
-                raise BadUsage(f"{name}: is not UTF-8") from error
-            if isinstance(error, click.ClickException | click.exceptions.Exit):
-                raise
-            kind = BadUsage if isinstance(error, ConfigError | InvalidRequest) else click.ClickException
-            raise kind(name_sources(_message(error))) from error
-
-    return run  # type: ignore[return-value]
-
-
-def _leave_pipe() -> NoReturn:
-    """Whoever read our output has enough, as `head` has: end in silence, with a shell's code for SIGPIPE."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still buffered is written at exit
-    raise click.exceptions.Exit(BROKEN_PIPE)
-
-
-def _not_utf8(arguments: Mapping[str, Any]) -> str | None:
-    """The argument that holds bytes which are no UTF-8; Python has them as lone surrogates."""
-    for name, value in arguments.items():
-        for text in value if isinstance(value, tuple) else (value,):
-            if isinstance(text, str) and any("\ud800" <= c <= "\udfff" for c in text):
-                return name
-    return None
-
-
-def _message(error: Exception) -> str:
-    if isinstance(error, EngineError | CheckpointError | OSError) and str(error):
-        return str(error)
-    return f"{type(error).__name__}: {error} (--debug shows where)"
-
-
-LAYERS = Layers(EngineConfig, ServerOptions)
 
 
 @cli.command()
@@ -183,18 +125,11 @@ def generate(
 
 
 async def _generate(server: Server, request: "pb.GenerateRequest", timeout: float | None) -> None:
-    import grpc
-
-    from rpc.client import describe
-
-    try:
-        async with server.connect() as client:
-            async for response in client.generate(request, timeout=timeout):
-                for delta in response.deltas:
-                    click.echo(delta.text, nl=False)
-        click.echo()
-    except grpc.aio.AioRpcError as error:
-        raise click.ClickException(describe(error)) from error
+    async with server.connect() as client:
+        async for response in client.generate(request, timeout=timeout):
+            for delta in response.deltas:
+                click.echo(delta.text, nl=False)
+    click.echo()
 
 
 @cli.command()
@@ -222,15 +157,8 @@ def health(timeout: float, server: Server) -> None:
 
 
 async def _health(server: Server, timeout: float) -> str:
-    import grpc
-
-    from rpc.client import describe
-
-    try:
-        async with server.connect() as client:
-            return await client.health(timeout=timeout)
-    except grpc.aio.AioRpcError as error:
-        raise click.ClickException(describe(error)) from error
+    async with server.connect() as client:
+        return await client.health(timeout=timeout)
 
 
 @cli.command()
@@ -276,6 +204,5 @@ def version() -> None:
     click.echo(metadata.version("engine-llm"))
 
 
-cli.add_command(bench_command(debuggable))
-cli.add_command(compile_command(debuggable))
-cli.add_command(profile_command(LAYERS.options, debuggable))
+for command in (bench, compile_kernels, profile):
+    cli.add_command(command)

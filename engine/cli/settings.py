@@ -19,7 +19,8 @@ from typing import Any, Literal, TypeVar
 import click
 from click.core import ParameterSource
 
-from engine.config import Kind, kinds_of
+from engine.config import EngineConfig, Kind, kinds_of
+from rpc.options import ServerOptions
 
 Origin = Literal["flag", "environment", "file", "default"]
 Command = TypeVar("Command", bound=Callable[..., None])
@@ -241,3 +242,7 @@ def settings_lines(settings: Sequence[Setting]) -> Iterator[str]:
     value_width = min(max((len(v) for v in values), default=0), 40)
     for s, value in zip(settings, values, strict=True):
         yield f"{s.name:<{width}}  {value:<{value_width}}  {f'{s.origin} {s.source}'.strip()}"
+
+
+LAYERS = Layers(EngineConfig, ServerOptions)
+"""Of everything that can be set."""

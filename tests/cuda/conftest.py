@@ -1,4 +1,4 @@
-"""Without the extra test-cuda nothing here can be collected; the full matrix of kernels is for those who ask.
+"""Without the extra test-cuda nothing here can be collected.
 
 A run of all tests marked cuda fails if a kernel of cuda_src/ was executed by none.
 """
@@ -19,16 +19,6 @@ collect_ignore_glob = [] if _HAS_EXTRA else ["test_*.py"]
 def pytest_report_header() -> str | None:
     """Say why tests are missing."""
     return None if _HAS_EXTRA else "tests/cuda: left out, they need the extra test-cuda (make test-cuda)"
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests marked cuda_all run only when `-m` names the mark: they take ten minutes."""
-    if "cuda_all" in config.option.markexpr:
-        return
-    left_out = [item for item in items if item.get_closest_marker("cuda_all")]
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker("cuda_all")]
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

@@ -24,38 +24,49 @@ class Mutant(NamedTuple):
 
     Attributes:
         place: "module.function" that it is in, or the constant.
+        text: the source's line.
         change: the statement or expression before and after, one line each.
     """
 
     module: str
     place: str
     line: int
+    text: str
     change: str
     tree: ast.Module
+    part: ast.AST
+    becomes: ast.AST
+
+    @property
+    def name(self) -> str:
+        """What it is called in accepted.toml: it stays while other lines come and go."""
+        return f"{self.place}: {self.change} in {self.text}"
 
     def __str__(self) -> str:
-        return f"{self.module}:{self.line} {self.place}: {self.change}"
+        return f"{self.module}:{self.line} {self.name}"
 
 
 def mutants_of(module: str, source: str) -> list[Mutant]:
     """Every mutant of a module, in the order of its lines."""
     tree = ast.parse(source)
-    found = []
+    found, lines = list[Mutant](), source.splitlines()
     for place, node in _functions(tree):
         for part in _mutable(node):
-            found += [_mutant(module, place, tree, part, *change) for change in _changes(part)]
+            found += [_mutant(module, place, lines, tree, part, *change) for change in _changes(part)]
     for statement in tree.body:
         if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
             for part in ast.walk(statement.value):
                 if isinstance(part, ast.Constant) and type(part.value) in (int, float):
-                    found += [_mutant(module, statement.targets[0].id, tree, part, *c) for c in _changes(part)]
+                    place = statement.targets[0].id
+                    found += [_mutant(module, place, lines, tree, part, *change) for change in _changes(part)]
     return sorted(found, key=lambda mutant: mutant.line)
 
 
 def apply(mutant: Mutant, module: ModuleType) -> None:
     """Make the imported module the mutant."""
     changed: dict[str, Any] = {"__name__": module.__name__, "__file__": module.__file__}
-    exec(compile(ast.fix_missing_locations(mutant.tree), str(module.__file__), "exec"), changed)
+    tree = _Replaced(mutant.part, mutant.becomes).visit(copy.copy(mutant.tree))
+    exec(compile(ast.fix_missing_locations(tree), str(module.__file__), "exec"), changed)
     codes = dict(_code_of(changed))
     for name, function in _code_of(vars(module)):
         function.__code__ = codes[name].__code__
@@ -145,10 +156,12 @@ def _swapped(node: Any, op: Any) -> tuple[ast.AST, str]:
     return changed, ast.unparse(changed)
 
 
-def _mutant(module: str, place: str, tree: ast.Module, part: Any, becomes: ast.AST, after: str) -> Mutant:
-    whole = _Replaced(part, becomes).visit(copy.copy(tree))
+def _mutant(
+    module: str, place: str, lines: list[str], tree: ast.Module, part: Any, becomes: ast.AST, after: str
+) -> Mutant:
     first = ast.unparse(part).split("\n")[0]
-    return Mutant(module, place, part.lineno, f"{first} -> {after.split(chr(10))[0]}", whole)
+    text = lines[part.lineno - 1].strip()
+    return Mutant(module, place, part.lineno, text, f"{first} -> {after.split(chr(10))[0]}", tree, part, becomes)
 
 
 class _Replaced(ast.NodeTransformer):

@@ -9,6 +9,7 @@ import os
 import random
 import resource
 import sys
+import tomllib
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -39,6 +40,12 @@ MEMORY = 3 << 30
 def all_mutants() -> list[Mutant]:
     """Of all modules."""
     return [m for name in MODULES for m in mutants_of(name, (ROOT / f"{name.replace('.', '/')}.py").read_text())]
+
+
+def accepted() -> dict[str, dict[str, str]]:
+    """Mutants that no test can or need notice: why, by name, by module."""
+    modules: dict[str, dict[str, str]] = tomllib.loads((Path(__file__).parent / "accepted.toml").read_text())
+    return modules
 
 
 def survivors(mutants: Sequence[Mutant], workers: int) -> Iterator[Mutant]:
@@ -97,16 +104,21 @@ def silence() -> Iterator[None]:
 @click.option("--only", default="", help="Modules whose name contains this.")
 @click.option("--workers", type=int, default=os.cpu_count(), show_default=True)
 def main(sample: int | None, only: str, workers: int) -> None:
-    """Print the survivors as they are found, then how many mutants ran and how many were caught."""
+    """Print the survivors as they are found, then how many mutants ran and how many were caught.
+
+    Exits with 1 if one survived that accepted.toml gives no reason for.
+    """
     mutants = [m for m in all_mutants() if only in m.module]
     if sample is not None:
         mutants = random.Random(len(mutants)).sample(mutants, min(sample, len(mutants)))
-    alive = 0
+    known, new, reasons = 0, 0, accepted()
     for mutant in survivors(mutants, workers):
-        alive += 1
-        click.echo(mutant)
-    caught = len(mutants) - alive
-    click.echo(f"{len(mutants)} mutants, {caught} caught: {caught / len(mutants):.1%}")
+        is_known = mutant.name in reasons.get(mutant.module, {})
+        known, new = known + is_known, new + (not is_known)
+        click.echo(f"{'accepted' if is_known else 'SURVIVED'} {mutant}")
+    caught = len(mutants) - known - new
+    click.echo(f"{len(mutants)} mutants: {caught} caught ({caught / len(mutants):.1%}), {known} accepted, {new} new")
+    sys.exit(new > 0)
 
 
 if __name__ == "__main__":

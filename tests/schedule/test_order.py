@@ -2,8 +2,9 @@
 
 import pytest
 
-from engine.schedule.order import Fairness
-from engine.schedule.sequence import Status
+from engine.request.params import SamplingParams
+from engine.schedule.order import Fairness, Order
+from engine.schedule.sequence import Sequence, Status
 from tests.schedule.rig import Rig
 
 
@@ -115,3 +116,92 @@ def test_equal_priorities_do_not_preempt_for_admission() -> None:
         rig.add([i], 20)
     rig.run()
     assert rig.roster.num_preemptions == 0
+
+
+# -- Order by itself: six rows; its rules are those of docs/scheduling.md ------------------------
+
+
+class Rows:
+    """Running and waiting sequences that an Order knows the tenants of."""
+
+    def __init__(self, *tenants: str) -> None:
+        self.order, self.num = Order(6), 0
+        for tenant in tenants:
+            self.order.fairness.arrive(tenant)
+
+    def add(self, tenant: str, *, priority: int = 0, work: int = 0, protected: bool = False) -> Sequence:
+        sequence = Sequence(
+            f"r{self.num}", [1], SamplingParams(), max_output=9, seed=0, tenant=tenant, priority=priority
+        )
+        sequence.arrival, sequence.num_scheduled, sequence.protected = self.num, work, protected
+        sequence.status = Status.RUNNING
+        self.num += 1
+        return sequence
+
+
+def test_one_that_comes_starts_where_the_least_served_one_present_is() -> None:
+    fairness = Fairness()
+    for tenant in "abc":
+        fairness.arrive(tenant)
+    for tenant, tokens in (("a", 30), ("b", 10), ("c", 20)):
+        fairness.charge(tenant, tokens, 0)
+    fairness.leave("b")
+    fairness.arrive("d")
+    fairness.arrive("b")
+    assert [fairness.served(t) for t in "abcd"] == [30, 20, 20, 20]
+
+
+def test_outputs_cost_their_tenants_twice_what_prompt_tokens_cost() -> None:
+    rows = Rows("a", "b")
+    rows.order.charge_outputs([rows.add("a"), rows.add("b"), rows.add("a")])
+    assert (rows.order.fairness.served("a"), rows.order.fairness.served("b")) == (4, 2)
+    alone = Rows("a")
+    alone.order.charge_outputs([alone.add("a"), alone.add("a")])
+    alone.order.charge_outputs([])
+    assert alone.order.fairness.served("a") == 4
+
+
+def test_who_waits_goes_before_one_that_runs_of_another_tenant_or_priority_only() -> None:
+    rows = Rows("a", "b")
+    running, urgent = rows.add("a"), rows.add("a", priority=-1)
+    same, other = rows.add("a"), rows.add("b")
+    running.arrival = 9
+    assert not rows.order.comes_before(same, running), "its turn among its tenant's comes by arrival"
+    assert rows.order.comes_before(urgent, running)
+    assert rows.order.comes_before(other, running)
+    rows.order.fairness.charge("b", 1, 0)
+    assert not rows.order.comes_before(other, running)
+    assert not rows.order.comes_before(running, running)
+
+
+def test_a_tenant_below_its_share_may_take_what_another_has_above_it() -> None:
+    """Of six rows, three each: least work first, down to the share; none that is protected or more urgent."""
+    rows = Rows("a", "b")
+    busy, fresh, safe, rest = rows.add("a", work=9), rows.add("a"), rows.add("a", protected=True), rows.add("a", work=5)
+    urgent = rows.add("a", priority=-1)
+    running = [busy, fresh, safe, rest, urgent]
+    assert rows.order.preemptible_for(rows.add("b"), running) == [fresh, rest]
+    assert rows.order.preemptible_for(rows.add("a"), running) == []
+    assert rows.order.preemptible_for(rows.add("b"), running[:3]) == [], "a is at its share"
+    two = [rows.add("b"), rows.add("b")]
+    assert rows.order.preemptible_for(rows.add("b"), [*running[:4], *two]) == [fresh]
+    assert rows.order.preemptible_for(rows.add("b"), [*running[:4], *two, rows.add("b")]) == [], "b is at its share"
+
+
+def test_what_is_less_urgent_may_be_preempted_whoever_has_it() -> None:
+    rows = Rows("a", "b")
+    low, mine, equal = rows.add("b", priority=2, work=5), rows.add("a", priority=1), rows.add("b", priority=0)
+    running = [low, mine, equal, rows.add("a", priority=1, protected=True)]
+    assert rows.order.preemptible_for(rows.add("a", priority=0), running) == [mine, low]
+
+
+def test_the_victim_for_a_block_has_lost_least_and_made_progress() -> None:
+    rows = Rows("a")
+    older, newer, worked = rows.add("a"), rows.add("a"), rows.add("a", work=1)
+    safe = rows.add("a", protected=True)
+    assert Order.victim_among([older, newer, worked, safe]) is newer
+    assert Order.victim_among([worked, safe]) is worked
+    assert Order.victim_among([rows.add("a", protected=True), safe]) is safe, "the last, if all are protected"
+    newer.status = Status.WAITING
+    assert Order.victim_among([newer, older]) is older
+    assert Order.victim_among([newer]) is None

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from engine.cli.bench.metrics import LATE, LATENCIES, Metrics
 
@@ -12,15 +12,11 @@ STATISTICS = ("mean", "median", "p90", "p99")
 
 def print_metrics(console: Console, metrics: Metrics) -> None:
     """Counts and rates, latencies, and what should not be overlooked."""
-    table = Table(show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
+    table = Table("", Column(justify="right"), show_header=False)
     for name, value in counts(metrics):
         table.add_row(name, value)
     console.print(table)
-    table = Table("latency, ms")
-    for heading in STATISTICS:
-        table.add_column(heading, justify="right")
+    table = Table("latency, ms", *(Column(heading, justify="right") for heading in STATISTICS))
     for row in latency_rows(metrics):
         table.add_row(*row)
     console.print(table)

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import click
 import grpc
 
 from engine.cli.chat.conversation import Conversation, Quit
@@ -78,10 +77,7 @@ class Session:
 
     def run(self) -> None:
         """Until the user leaves."""
-        try:
-            info = self._runner.run(self._client.info())
-        except grpc.aio.AioRpcError as error:
-            raise click.ClickException(describe(error)) from error
+        info = self._runner.run(self._client.info())
         self._screen.note(f"{info.served_model_name} on {info.device}, at most {info.max_model_len} tokens; /help")
         while True:
             try:

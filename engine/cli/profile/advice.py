@@ -191,5 +191,10 @@ def symptoms(report: Report) -> list[Finding]:
     return [_find(rule, report) for rule in SYMPTOMS if rule.applies(report)]
 
 
+def labelled(report: Report) -> list[tuple[str, Finding]]:
+    """The bottleneck and what else stands out, each under its heading."""
+    return [("Bottleneck", bottleneck(report)), *(("Also", finding) for finding in symptoms(report))]
+
+
 def _find(rule: Rule, report: Report) -> Finding:
     return Finding(rule.name, rule.evidence(report), rule.advice(report))

@@ -1,11 +1,12 @@
 """A profile as a page: what `display.py` prints, and what every iteration and request did, over time."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from pathlib import Path
 
 from engine.cli.html.page import Chart, Finding, Lanes, Page, Row, Series, Table, Tile
-from engine.cli.profile import advice
-from engine.cli.profile.display import batch_rows, ms, percentiles, request_rows, summary, time_rows, wall_share
+from engine.cli.profile.advice import labelled
+from engine.cli.profile.display import TextTable, batch_table, request_table, summary, time_table
 from engine.cli.profile.report import Distribution, Report
 from engine.config import EngineConfig
 from engine.observe.records import PHASES, IterationRecord, Profile, RequestRecord
@@ -14,13 +15,7 @@ _COLOURS = dict(zip(PHASES, ("c1", "c2", "c3", "c4", "c5", "c8", "c6", "c7"), st
 """The wait for the device is grey: in a healthy run it is nearly everything."""
 
 
-def make_page(
-    profile: Profile,
-    config: EngineConfig,
-    report: Report,
-    limit: advice.Finding,
-    symptoms: Iterable[advice.Finding],
-) -> Page:
+def make_page(profile: Profile, config: EngineConfig, report: Report) -> Page:
     """The page of `report`, which was made of `profile`."""
     iterations, requests = profile.iterations, profile.requests
     model = config.served_model_name or Path(config.model).name
@@ -31,10 +26,14 @@ def make_page(
         tiles=_tiles(report),
         findings=[
             Finding(f"{label}: {f.name}", f"{f.evidence[0].upper()}{f.evidence[1:]}. {f.advice}")
-            for label, f in (("Bottleneck", limit), *(("Also", f) for f in symptoms))
+            for label, f in labelled(report)
         ],
         charts=[*_charts(iterations), _lanes(requests)] if iterations else [],
-        tables=[_time_table(report, iterations), _batch_table(report), _request_table(report, requests)],
+        tables=[
+            _table(time_table(report), _times(iterations), unit="ms"),
+            _table(batch_table(report)),
+            _table(request_table(report), _latencies(requests), unit="ms"),
+        ],
         numbers=report.as_dict(),
     )
 
@@ -107,41 +106,23 @@ def _lanes(requests: Iterable[RequestRecord]) -> Lanes:
     return Lanes("Requests", "Those that ended, each in the lowest free lane.", parts, spans)
 
 
-def _time_table(r: Report, iterations: list[IterationRecord]) -> Table:
-    values = [[1e3 * i.phases[p] for i in iterations] for p in range(len(PHASES))]
-    values.append([1e3 * i.seconds for i in iterations])
-    values.append([1e3 * i.device_seconds for i in iterations if i.settled])
-    return Table(
-        ("phase of an iteration, ms", "p50", "p90", "p99", "max", "share of wall"),
-        [
-            Row((name, *percentiles(d, ms), wall_share(r, d)), v)
-            for (name, d), v in zip(time_rows(r), values, strict=True)
-        ],
-        unit="ms",
-    )
+def _table(text: TextTable, values: Sequence[Sequence[float]] = (), unit: str = "") -> Table:
+    """`values` are drawn beside the rows, a distribution each."""
+    headings, rows = text
+    return Table(headings, [Row(row, v) for row, v in zip_longest(rows, values, fillvalue=())], unit=unit)
 
 
-def _batch_table(r: Report) -> Table:
-    return Table(
-        ("batch", "p50", "p90", "p99", "max", "mean"),
-        [
-            Row((name, *percentiles(d, f"{{:{form}}}".format), format(d.mean, mean_form)))
-            for name, d, form, mean_form in batch_rows(r)
-        ],
-    )
+def _times(iterations: list[IterationRecord]) -> list[list[float]]:
+    """What `time_table` is made of, in ms."""
+    phases = [[1e3 * i.phases[p] for i in iterations] for p in range(len(PHASES))]
+    return [*phases, [1e3 * i.seconds for i in iterations], [1e3 * i.device_seconds for i in iterations if i.settled]]
 
 
-def _request_table(r: Report, requests: list[RequestRecord]) -> Table:
-    ends = (
-        [(q.arrival, q.scheduled) for q in requests],
-        [(q.arrival, q.first_token) for q in requests],
-        None,
-        [(q.arrival, q.ended) for q in requests],
-    )
-    tpot = [1e3 * q.time_per_output_token for q in requests if q.time_per_output_token is not None]
-    values = [tpot if e is None else [1e3 * (b - a) for a, b in e if b is not None] for e in ends]
-    return Table(
-        ("request, ms", "p50", "p90", "p99", "max", "mean"),
-        [Row((name, *percentiles(d, ms), ms(d.mean)), v) for (name, d), v in zip(request_rows(r), values, strict=True)],
-        unit="ms",
-    )
+def _latencies(requests: list[RequestRecord]) -> list[list[float]]:
+    """What `request_table` is made of, in ms."""
+    return [
+        [1e3 * (q.scheduled - q.arrival) for q in requests if q.scheduled is not None],
+        [1e3 * (q.first_token - q.arrival) for q in requests if q.first_token is not None],
+        [1e3 * q.time_per_output_token for q in requests if q.time_per_output_token is not None],
+        [1e3 * (q.ended - q.arrival) for q in requests],
+    ]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.cli.profile.advice import bottleneck, symptoms
+from engine.cli.profile.advice import bottleneck
 from engine.cli.profile.page import make_page
 from engine.cli.profile.report import Report, make_report
 from engine.config import EngineConfig
@@ -26,7 +26,7 @@ async def profile() -> Profile:
 
 def render(profile: Profile) -> tuple[Report, str]:
     report = make_report(profile, CONFIG)
-    return report, make_page(profile, CONFIG, report, bottleneck(report), symptoms(report)).render()
+    return report, make_page(profile, CONFIG, report).render()
 
 
 async def test_its_numbers_are_the_reports(profile: Profile) -> None:
