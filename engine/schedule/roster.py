@@ -75,7 +75,6 @@ class Roster:
             self._run(choice)
         self._free_rows.extend(sequence.fork_rows)  # of choices that were aborted before they began
         sequence.fork_rows = []
-        sequence.forks = ()
         return choices
 
     def preempt(self, sequence: Sequence) -> None:
@@ -110,8 +109,6 @@ class Roster:
         self.running.remove(sequence)
         self.fence.free(Fenced(self.kv.detach(sequence.tables), (sequence.row, *sequence.fork_rows)))
         sequence.tables = []
-        sequence.row = -1
-        sequence.fork_rows = []
         sequence.is_decoding = False
         sequence.decodes_until = 0
 

@@ -6,10 +6,10 @@ import ml_dtypes
 import numpy as np
 from numba import njit
 
+from engine.devices.cpu.kernels.bits import half_to_float
 from engine.devices.cpu.kernels.simd import (
     exp,
     f32_pointer,
-    half_to_float,
     keep_lanes,
     load,
     put,

@@ -188,6 +188,12 @@ def test_a_tenant_below_its_share_may_take_what_another_has_above_it() -> None:
     assert rows.order.preemptible_for(rows.add("b"), [*running[:4], *two, rows.add("b")]) == [], "b is at its share"
 
 
+def test_a_tenant_without_a_row_is_below_a_share_of_one() -> None:
+    rows = Rows(*"abcdef")
+    two = [rows.add("a", work=5), rows.add("a")]
+    assert rows.order.preemptible_for(rows.add("b"), two) == two[1:]
+
+
 def test_what_is_less_urgent_may_be_preempted_whoever_has_it() -> None:
     rows = Rows("a", "b")
     low, mine, equal = rows.add("b", priority=2, work=5), rows.add("a", priority=1), rows.add("b", priority=0)

@@ -10,15 +10,13 @@ changes a value. Read next: `engine/devices/cpu/kernels/rope.py`, `engine/device
 
 import numpy as np
 
+from engine.devices.cpu.kernels.bits import bfloat_to_float, f64_from_bits, half_to_float
 from engine.devices.cpu.kernels.constants import GROUP, LANES
 from engine.devices.cpu.kernels.jit import entry, inner
 from engine.devices.cpu.kernels.quantize import quantize_group
 from engine.devices.cpu.kernels.simd import (
-    bfloat_to_float,
     f32_pointer,
-    f64_from_bits,
     fma,
-    half_to_float,
     i32_pointer,
     i64_pointer,
     load,

@@ -7,11 +7,11 @@ Layouts of pages: `KVLayout` in `engine/devices/cpu/layout.py`. Read next: `engi
 
 import numpy as np
 
+from engine.devices.cpu.kernels.bits import f64_from_bits
 from engine.devices.cpu.kernels.constants import LANES
 from engine.devices.cpu.kernels.jit import entry, inner
 from engine.devices.cpu.kernels.simd import (
     f32_pointer,
-    f64_from_bits,
     i8_pointer,
     i32_pointer,
     i64_pointer,

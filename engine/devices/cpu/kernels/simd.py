@@ -367,36 +367,6 @@ def _masked(builder: Any, name: str, *args: Any) -> Any:
 
 
 @intrinsic
-def f64_from_bits(typingctx, bits):
-    """The float64 whose bits an int64 holds."""
-
-    def codegen(context, builder, signature, args):
-        return builder.bitcast(args[0], _F64)
-
-    return types.float64(types.int64), codegen
-
-
-@intrinsic
-def half_to_float(typingctx, bits):
-    """float32 value of a float16 given as its bits."""
-
-    def codegen(context, builder, signature, args):
-        return builder.fpext(builder.bitcast(args[0], ir.HalfType()), _F32)
-
-    return types.float32(types.uint16), codegen
-
-
-@intrinsic
-def bfloat_to_float(typingctx, bits):
-    """float32 value of a bfloat16 given as its bits."""
-
-    def codegen(context, builder, signature, args):
-        return builder.bitcast(builder.shl(builder.zext(args[0], _I32), ir.Constant(_I32, 16)), _F32)
-
-    return types.float32(types.uint16), codegen
-
-
-@intrinsic
 def put(typingctx, pointer, index, value):
     """pointer[index] = value; a uint16 pointer takes bfloat16, int8 an integer, each the nearest, ties to even."""
     pointee = pointer.dtype
