@@ -33,6 +33,9 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
     "F32": np.dtype(np.float32),
 }
 
+MAX_RANK, MAX_ELEMENTS = 8, 1 << 48
+"""Of a shape. One with a size of 0 needs no bytes, so the file does not bound its others."""
+
 _LFS_POINTER = b"version "
 """First 8 bytes of a git-LFS pointer; as a length they would be 2.3e18."""
 
@@ -152,6 +155,8 @@ def _parse_entry(value: Any, data_bytes: int) -> TensorEntry | str:
     needed = math.prod(shape) * dtype.itemsize
     if end - begin != needed:
         return f"{name} {shape} needs {needed} bytes, data_offsets {offsets} hold {end - begin}"
+    if len(shape) > MAX_RANK or math.prod(filter(None, shape)) > MAX_ELEMENTS:
+        return f"a shape has at most {MAX_RANK} sizes, and without those of 0 their product is at most {MAX_ELEMENTS}"
     if end > data_bytes:
         return f"truncated: data_offsets {offsets} end beyond the {data_bytes} bytes of data in the file"
     return TensorEntry(dtype, tuple(shape), begin, end)

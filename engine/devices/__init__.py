@@ -5,6 +5,7 @@ Read next: `engine/devices/protocol.py`, what the loop may ask of a device; `eng
 
 import logging
 from dataclasses import replace
+from pathlib import Path
 
 from engine.config import DeviceKind, EngineConfig
 from engine.devices.memory import MemoryFacts
@@ -14,15 +15,20 @@ from loader.checkpoint import Checkpoint
 
 logger = logging.getLogger(__name__)
 
+NVIDIA = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
+"""What is there where the kernel has an NVIDIA GPU, on Linux and in WSL."""
+
 
 def select_device(kind: DeviceKind) -> str:
-    """The device that `kind` stands for; auto is cuda where it works, else cpu, with a warning that says why.
+    """The device that `kind` stands for; auto is cuda where it works, else cpu.
 
-    Raises ConfigError when cuda is wanted and something is missing.
+    Why not cuda is logged, as a warning where the machine has an NVIDIA device. Raises ConfigError when cuda is
+    wanted and something is missing.
     """
     device, reason = _resolve(kind)
     if reason is not None:
-        logger.warning("the model runs on the cpu: %s", reason)
+        level = logging.WARNING if any(path.exists() for path in NVIDIA) else logging.INFO
+        logger.log(level, "the model runs on the cpu: %s", reason)
     return device
 
 

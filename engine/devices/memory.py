@@ -5,10 +5,13 @@
 What does not fit is refused with the arithmetic. Read next: `engine/devices/__init__.py` for the facts.
 """
 
+import logging
 from dataclasses import dataclass
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 KV_SHARE = 0.25
 """Share of the free memory that KV blocks take when nobody says how much."""
@@ -69,6 +72,12 @@ class MemoryLedger:
 def plan_memory(config: EngineConfig, facts: MemoryFacts, max_position_embeddings: int) -> MemoryLedger:
     """Number of KV blocks and longest sequence. Raises ConfigError with the arithmetic."""
     free = facts.available - facts.weights - facts.workspace
+    arithmetic = (
+        f"{_mib(facts.available)} available - {_mib(facts.weights)} weights - {_mib(facts.workspace)} workspace = "
+        f"{_mib(free)}"
+    )
+    if free <= 0:
+        raise ConfigError(f"the model does not fit: {arithmetic}, which leaves nothing for KV blocks")
     wanted_len = config.max_model_len or max_position_embeddings
     if wanted_len > max_position_embeddings:
         raise ConfigError(f"max_model_len: {wanted_len} is above the model's limit of {max_position_embeddings}")
@@ -76,10 +85,7 @@ def plan_memory(config: EngineConfig, facts: MemoryFacts, max_position_embedding
     shared = min(max(KV_DEFAULT_BYTES, blocks_per_sequence * facts.block), int(free * KV_SHARE))
     budget = config.kv_cache_memory_bytes or (free if facts.dedicated else shared)
     if budget > free:
-        raise ConfigError(
-            f"kv_cache_memory_bytes: {_mib(budget)} do not fit: {_mib(facts.available)} available - "
-            f"{_mib(facts.weights)} weights - {_mib(facts.workspace)} workspace = {_mib(free)}"
-        )
+        raise ConfigError(f"kv_cache_memory_bytes: {_mib(budget)} do not fit: {arithmetic}")
     num_blocks = min(budget // facts.block, blocks_per_sequence * config.max_num_seqs)
     fitting_len = num_blocks * config.block_size
     if num_blocks < 1 or (config.max_model_len is not None and fitting_len < wanted_len):
@@ -89,6 +95,12 @@ def plan_memory(config: EngineConfig, facts: MemoryFacts, max_position_embedding
             f"{_mib(facts.block)}, but {_mib(budget)} for KV blocks hold {max(num_blocks, 0)} "
             f"({max(fitting_len, 0)} tokens)"
         )
+    if fitting_len < wanted_len:
+        log.warning(
+            "max_model_len is %d, not the model's %d: KV blocks have %s, one sequence of that length needs %s "
+            "(--kv-cache-memory-bytes %d)",
+            fitting_len, wanted_len, _mib(budget), _mib(needed := blocks_per_sequence * facts.block), needed,
+        )  # fmt: skip
     return MemoryLedger(
         facts=facts,
         block_size=config.block_size,

@@ -91,11 +91,9 @@ class Scheduler:
     def schedule(self) -> Step | None:
         """Decide the next step; None when nothing can run."""
         draft = Draft(self._max_num_batched_tokens)
-        self.num_deferred = 0
         self._serve_entitled(draft)
         self._grant_running(draft)
-        if self.roster.num_waiting:
-            self._admit_waiting(draft)
+        self._admit_waiting(draft)
         if draft.is_empty and not self._fence.has_steps_in_flight:
             self._take_from_beams(draft)
         if draft.is_empty:
@@ -135,7 +133,7 @@ class Scheduler:
         decoding, budget = draft.decoding, draft.budget
         for place, sequence in enumerate(order):
             start = sequence.num_scheduled
-            if start >= sequence.decodes_until or granted:
+            if start >= sequence.decodes_until:
                 draft.budget = budget
                 self._grant_with_care(draft, order, place, granted)
                 budget = draft.budget

@@ -376,6 +376,7 @@ def test_what_is_missing_is_said_in_one_line(
     message: str,
 ) -> None:
     machine(monkeypatch)
+    caplog.set_level("INFO", logger="engine.devices")
     with pytest.raises(ConfigError, match=message) as error:
         select_device("cuda")
     assert "\n" not in str(error.value)

@@ -207,6 +207,16 @@ def test_memory_facts_add_up() -> None:
     assert 0 < facts.workspace < 1 << 28
 
 
+@pytest.mark.parametrize(("is_there", "level"), [(True, "WARNING"), (False, "INFO")])
+def test_only_a_machine_with_a_gpu_is_warned_that_it_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path, is_there: bool, level: str
+) -> None:
+    monkeypatch.setattr("engine.devices.NVIDIA", (tmp_path / "none", tmp_path if is_there else tmp_path / "none"))
+    with caplog.at_level("INFO", logger="engine"):
+        assert select_device("auto") == "cpu"
+    assert [r.levelname for r in caplog.records] == [level]
+
+
 def test_cuda_is_refused_in_one_line() -> None:
     assert select_device("auto") == select_device("cpu") == "cpu"
     with pytest.raises(ConfigError, match="cuda") as error:

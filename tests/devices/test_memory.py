@@ -43,6 +43,22 @@ def test_what_does_not_fit_is_refused_with_the_arithmetic() -> None:
         plan(kv_cache_memory_bytes=601 * MIB)
 
 
+def test_weights_that_do_not_fit_are_named() -> None:
+    """No flag that nobody gave, and no size below 0 without its arithmetic."""
+    small = MemoryFacts(available=200 * MIB, weights=300 * MIB, workspace=100 * MIB, block=MIB)
+    for budget in (None, MIB):
+        with pytest.raises(ConfigError, match=r"^the model does not fit: 200\.00 MiB available - .* = -200\.00 MiB, "):
+            plan_memory(EngineConfig(model="m", kv_cache_memory_bytes=budget), small, 2048)
+
+
+def test_a_length_that_shrinks_is_said_with_what_would_do(caplog: pytest.LogCaptureFixture) -> None:
+    plan(kv_cache_memory_bytes=128 * MIB)
+    assert caplog.text == ""
+    plan(kv_cache_memory_bytes=127 * MIB)
+    assert "is 2032, not the model's 2048: KV blocks have 127.00 MiB" in caplog.text
+    assert f"needs 128.00 MiB (--kv-cache-memory-bytes {128 * MIB})" in caplog.text
+
+
 def test_a_length_above_the_models_limit_is_refused() -> None:
     with pytest.raises(ConfigError, match="max_model_len: 4096 is above the model's limit of 2048"):
         plan(max_model_len=4096)

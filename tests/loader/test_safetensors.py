@@ -99,6 +99,8 @@ def test_l01_duplicate_name(tmp_path: Path) -> None:
         ([1], [4, 0], 4, "needs 4 bytes"),
         ([2], [0, 8], 4, "end beyond the 4 bytes"),
         ([1 << 62, 4], [0, 4], 4, "needs"),
+        ([0, 1 << 80], [0, 0], 0, "a shape has at most 8 sizes, and without those of 0 their product is at most"),
+        ([0, *[1] * 64], [0, 0], 0, "a shape has at most 8 sizes"),
         ([1], [-4, 0], 4, "not a pair of offsets"),
         ([1], [0], 4, "not a pair of offsets"),
         ([1], [0.0, 4.0], 4, "not a pair of offsets"),

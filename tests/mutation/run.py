@@ -27,7 +27,12 @@ MODULES = (
 )
 SUITES = (
     *("tests/kv/test_fence.py", "tests/schedule/test_roster.py", "tests/kv/test_manager.py", "tests/kv/test_events.py"),
-    *("tests/schedule/test_settle.py", "tests/schedule/test_forks.py", "tests/schedule/test_prefix_hits.py"),
+    *(
+        "tests/schedule/test_deferred.py",
+        "tests/schedule/test_settle.py",
+        "tests/schedule/test_forks.py",
+        "tests/schedule/test_prefix_hits.py",
+    ),
     *("tests/schedule/test_order.py", "tests/schedule/test_scheduler.py", "tests/schedule/test_histories.py"),
     "tests/kv/test_pool.py",
     *("tests/engine/test_choices.py", "tests/engine/test_constrained.py"),

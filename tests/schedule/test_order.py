@@ -84,6 +84,39 @@ def test_who_is_admitted_ahead_of_running_rows_leaves_each_a_token() -> None:
     rig.check_outputs()
 
 
+def test_nobody_is_preempted_for_room_that_is_coming() -> None:
+    """The row of one that ended is free when the step in flight has settled."""
+    rig = Rig(max_num_seqs=2)
+    rows = [rig.add([i] * 3, 30) for i in range(2)]
+    for _ in range(3):
+        rig.iterate()
+    rig.roster.finish(rows[0])
+    urgent = rig.add([9] * 3, 2, priority=-1)
+    rig.steps_to_first_token(urgent)
+    assert (rig.roster.num_preemptions, rows[1].status) == (0, Status.RUNNING)
+
+
+def test_free_blocks_count_with_those_that_victims_give() -> None:
+    rig = Rig(num_blocks=6, budget=32, caching=False)
+    low = rig.add([1] * 10, 9, priority=1)  # three blocks
+    rig.iterate()
+    urgent = rig.add([2] * 20, 2)  # five blocks: three free and two of the victim's
+    rig.steps_to_first_token(urgent)
+    assert (rig.roster.num_preemptions, low.status) == (1, Status.WAITING)
+    rig.run()
+    rig.check_outputs()
+
+
+def test_who_would_not_make_room_enough_is_not_preempted() -> None:
+    rig = Rig(num_blocks=6, budget=32, caching=False)
+    low = rig.add([1] * 4, 9, priority=1)
+    same = rig.add([2] * 8, 9)
+    rig.iterate()
+    rig.add([3] * 20, 2)
+    rig.iterate()
+    assert (rig.roster.num_preemptions, low.status, same.status) == (0, Status.RUNNING, Status.RUNNING)
+
+
 def test_a_preempted_row_is_not_admitted_again_before_its_token_in_flight_is_seen() -> None:
     """There is a free row for it: the two choices that it made way for need two at once."""
     rig = Rig(max_num_seqs=3)

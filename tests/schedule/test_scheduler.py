@@ -28,12 +28,36 @@ def test_chunks_mix_with_decode_and_only_the_last_samples() -> None:
     rig.check_outputs()
 
 
+def test_rows_that_decode_leave_the_rest_of_the_budget() -> None:
+    rig = Rig(budget=8, overlap=1)
+    rows = [rig.add([i] * 2, 20) for i in range(3)]
+    for _ in range(3):
+        rig.iterate()
+    assert [s.num_output for s in rows] == [3] * 3
+    rig.add([9] * 20, 2)
+    step = rig.iterate()
+    assert step is not None
+    assert step.plan.num_tokens.tolist() == [1, 1, 1, 5]
+
+
 def test_the_last_token_is_never_computed() -> None:
     rig = Rig()
     rig.add([1, 2, 3, 4], 1)
     rig.run()
     assert [p.num_tokens.tolist() for p in rig.device.plans] == [[4]]
     rig.check_outputs()
+
+
+@pytest.mark.parametrize("outputs", range(1, 11))
+def test_exactly_what_is_wanted_is_computed(outputs: int) -> None:
+    """Wherever in a block the end is, though steps are launched before the one before has settled."""
+    rig = Rig()
+    rig.add([1] * 3, outputs)
+    computed = 0
+    while not rig.roster.is_idle:
+        step = rig.iterate()
+        computed += 0 if step is None else int(step.plan.num_tokens.sum())
+    assert computed == 3 + outputs - 1
 
 
 def test_no_output_wanted_computes_the_prompt_only() -> None:
@@ -82,6 +106,18 @@ def test_one_that_does_not_fit_is_passed_over_sixteen_times(rows: int) -> None:
     rig.run()
     assert len(rig.finished) == len(rig.sequences)
     rig.check_outputs()
+
+
+@pytest.mark.parametrize(("unfit", "is_admitted"), [(7, True), (8, False)])
+def test_a_step_looks_past_eight_that_do_not_fit(unfit: int, is_admitted: bool) -> None:
+    rig = Rig(num_blocks=8, caching=False)
+    rig.add([1] * 12, 9)
+    rig.iterate()
+    for i in range(unfit):
+        rig.add([2 + i] * 24, 1)
+    small = rig.add([99] * 3, 1)
+    rig.iterate()
+    assert (small.status is not Status.WAITING) is is_admitted
 
 
 def test_progress_is_a_token_not_a_chunk() -> None:

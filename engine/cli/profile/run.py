@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import IO, NamedTuple
 
@@ -82,7 +82,7 @@ def _write_numbers(result: Result, file: IO[str]) -> None:
     json.dump(report.as_dict() | findings, file, indent=2)
 
 
-WRITERS = (
+WRITERS: tuple[Callable[[Result, IO[str]], object], ...] = (
     _write_trace,
     lambda result, file: write_csv(result.profile.iterations, file),
     _write_numbers,
