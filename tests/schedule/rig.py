@@ -21,13 +21,15 @@ from tests.engine.fake_device import ONE_GROUP, FakeDevice, expected
 BLOCK = 4
 
 
-def scheduler_for(device: FakeDevice, budget: int, *, caching: bool = True, threshold: int = 0) -> Scheduler:
+def scheduler_for(
+    device: FakeDevice, budget: int, *, caching: bool = True, threshold: int = 0, chunked: bool = True
+) -> Scheduler:
     """One that has all rows and blocks of the device."""
     kv = KVManager(device.groups, device.num_blocks, device.block_size, enable_prefix_caching=caching)
     return Scheduler(
         Roster(kv, device.max_num_seqs),
         max_num_batched_tokens=budget,
-        enable_chunked_prefill=True,
+        enable_chunked_prefill=chunked,
         long_prefill_token_threshold=threshold,
     )
 
@@ -63,10 +65,11 @@ class Rig:
         caching: bool = True,
         block_size: int = BLOCK,
         threshold: int = 0,
+        chunked: bool = True,
         groups: tuple[KVGroup, ...] = ONE_GROUP,
     ) -> None:
         self.device = FakeDevice(num_blocks=num_blocks, block_size=block_size, max_num_seqs=max_num_seqs, groups=groups)
-        self.scheduler = scheduler_for(self.device, budget, caching=caching, threshold=threshold)
+        self.scheduler = scheduler_for(self.device, budget, caching=caching, threshold=threshold, chunked=chunked)
         self.roster = self.scheduler.roster
         self.budget = budget
         self.overlap = overlap

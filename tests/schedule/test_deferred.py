@@ -1,5 +1,9 @@
 """Who waits for blocks that others are computing, and when that is worth settling for."""
 
+from typing import Any
+
+import pytest
+
 from engine.schedule.sequence import Status
 from tests.schedule.rig import BLOCK, Rig
 
@@ -88,3 +92,40 @@ def test_no_more_beams_are_preempted_than_it_takes() -> None:
     rig.iterate()
     assert rig.roster.num_preemptions == 1
     assert [s.status for s in (*beams, late)] == [Status.RUNNING, Status.WAITING, Status.RUNNING]
+
+
+@pytest.mark.parametrize(
+    ("settings", "length", "params"), [({"caching": False}, 9, {}), ({}, 9, {"prompt_logprobs": 0}), ({}, BLOCK, {})]
+)
+def test_who_can_use_nothing_of_a_prefix_does_not_wait_for_it(
+    settings: dict[str, Any], length: int, params: dict[str, Any]
+) -> None:
+    rig = Rig(budget=32, **settings)
+    rig.add([7] * length, 5)
+    late = rig.add([7] * length, 5, **params)
+    rig.iterate()
+    assert (late.status, rig.scheduler.num_deferred) == (Status.RUNNING, 0)
+
+
+def test_without_chunks_a_prompt_needs_the_budget_for_all_that_is_not_cached() -> None:
+    rig = Rig(budget=8, chunked=False)
+    prompts = [rig.add([i] * length, 3) for i, length in enumerate((8, 6, 1))]
+    steps = [rig.iterate(), rig.iterate(), rig.iterate()]
+    assert [step.plan.num_tokens.tolist() for step in steps if step] == [[8], [1, 6, 1], [1, 1, 1]]
+    assert [s.status for s in prompts] == [Status.RUNNING] * 3
+    rig.run()
+    late = rig.add([0] * 12, 1)  # eight of them are cached
+    rig.run()
+    assert (late.num_cached_tokens, late.num_output) == (8, 1)
+
+
+@pytest.mark.parametrize("length", [BLOCK, 2 * BLOCK + 1])
+def test_nobody_waits_for_a_block_that_is_computed_and_forgotten(length: int) -> None:
+    rig = Rig()
+    rig.add([7] * length, 30)
+    for _ in range(2):
+        rig.iterate()
+    rig.roster.kv.reset_prefix_cache()
+    late = rig.add([7] * BLOCK + [8] * 2, 5)
+    rig.iterate()
+    assert late.status is Status.RUNNING

@@ -5,6 +5,7 @@ import pytest
 from engine.request.params import SamplingParams
 from engine.schedule.order import Fairness, Order
 from engine.schedule.sequence import Sequence, Status
+from engine.schedule.settle import Branch, branch
 from tests.schedule.rig import Rig
 
 
@@ -53,6 +54,27 @@ def test_a_tenant_that_idled_saved_nothing_up() -> None:
     fairness.charge("a", 500, 100)
     fairness.arrive("b")
     assert fairness.served("b") == fairness.served("a") == 1700
+
+
+def test_a_tenant_is_charged_once_for_a_prompt_however_often_it_is_computed() -> None:
+    """9 prompt tokens, and 3 outputs at twice their price."""
+    rig = Rig(budget=4, threshold=4)
+    sequence = rig.add([1] * 9, 3)
+    for _ in range(4):
+        rig.iterate()
+    rig.roster.preempt(sequence)
+    rig.run()
+    assert (sequence.num_output, rig.roster.order.fairness.served("")) == (3, 15)
+
+
+def test_a_beams_tokens_are_outputs_not_prompt() -> None:
+    rig = Rig(overlap=1)
+    beam = rig.add([1] * 3, 9, use_beam_search=True)
+    rig.iterate()
+    for n in range(3):
+        assert beam.awaits_branch and rig.roster.order.fairness.served("") == 3 + 2 * (n + 1)
+        branch(rig.roster, [Branch(beam, beam, [*beam.token_ids, 5])])
+        rig.iterate()
 
 
 def test_priority_goes_first_and_may_preempt() -> None:

@@ -1,5 +1,6 @@
 """Scheduler: what a step computes, and preemption; over a device whose output depends on every block it reads."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -38,6 +39,19 @@ def test_rows_that_decode_leave_the_rest_of_the_budget() -> None:
     step = rig.iterate()
     assert step is not None
     assert step.plan.num_tokens.tolist() == [1, 1, 1, 5]
+
+
+def test_a_row_that_goes_on_decoding_costs_a_step_no_arrays() -> None:
+    """Until its block is full or its last token but one is there; docs/performance.md has what that saves."""
+    rig = Rig(overlap=1)
+    row = rig.add([1] * 2, 8)
+    steps, until = [], []
+    while not rig.roster.is_idle:
+        steps.append(rig.iterate())
+        until.append((row.is_decoding, row.decodes_until))
+    assert until == [(True, 0), *[(True, 4)] * 2, *[(True, 8)] * 4, (False, 0)]
+    arrays = [step.decoding.rows for step in steps if step is not None]
+    assert [a is b for a, b in pairwise(arrays[1:])] == [True] * 6
 
 
 def test_the_last_token_is_never_computed() -> None:
