@@ -248,10 +248,11 @@ class KVManager:
             ]
             if sorted(index.blocks()) != [b for b in range(self.num_blocks) if pool.is_cached(b)]:
                 problems.append(f"group {g}: the index and the pool disagree on what is cached")
-            if pool.num_free + pool.num_used + pool.num_cached != self.num_blocks:
-                problems.append(f"group {g}: free {pool.num_free} + used {pool.num_used} + cached {pool.num_cached}")
-            if sorted(pool.available()) != [b for b, n in enumerate(held) if n == 0]:
+            unheld = [b for b, n in enumerate(held) if n == 0]
+            if sorted(pool.available()) != unheld or pool.num_available != len(unheld):
                 problems.append(f"group {g}: the free list does not hold the blocks without holders")
+            if pool.num_cached != sum(map(pool.is_cached, unheld)):
+                problems.append(f"group {g}: {pool.num_cached} blocks are counted as cached")
         return problems
 
 

@@ -37,11 +37,6 @@ class BlockPool:
         self.num_cached = 0
 
     @property
-    def num_used(self) -> int:
-        """Blocks with a reference."""
-        return self.num_blocks - self.num_available
-
-    @property
     def num_free(self) -> int:
         """Blocks with neither a reference nor contents worth keeping."""
         return self.num_available - self.num_cached

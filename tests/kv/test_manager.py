@@ -179,3 +179,163 @@ def test_matches_what_was_computed_and_nothing_else(prompts: list[list[int]]) ->
         compute_and_release(kv, tokens)
         assert kv.audit([]) == []
         seen.append(tokens)
+
+
+# -- counts: of the scarcest group ---------------------------------------------------------------
+
+
+def test_counts_are_of_the_group_that_has_least() -> None:
+    kv = make()
+    compute_and_release(kv, list(range(8)))
+    assert (kv.num_available, kv.num_cached, kv.usage) == (8, 2, 0.0)
+    for n in range(1, 5):  # blocks that group 1 alone has lost
+        kv._pools[1].take()
+        assert (kv.num_available, kv.usage) == (8 - n, n / 8)
+    assert kv.num_cached == 2
+    for _ in range(3):
+        kv._pools[1].take()
+    assert (kv.num_available, kv.num_cached, kv.usage) == (1, 1, 0.875), "one that was cached was taken"
+
+
+def test_what_does_not_fit_in_one_group_does_not_fit() -> None:
+    kv = make(num_blocks=4)
+    kv._pools[1].take()
+    assert kv.begin([[], []], 4 * BLOCK, "") is None
+    tables = kv.begin([[], []], 2 * BLOCK, "")
+    assert tables is not None
+    assert kv.grow(tables, 4 * BLOCK, write_from=2 * BLOCK) is None
+    assert kv.grow(tables, 3 * BLOCK, write_from=2 * BLOCK) == []
+    assert lease_of(tables)[0] != () and len(lease_of(tables)[1]) == 3
+
+
+def test_blocks_are_freed_with_the_last_of_their_holders() -> None:
+    kv = make()
+    first = begin(kv, list(range(6)))
+    second = kv.fork(first)
+    kv.grow(second, 10, write_from=6)  # a copy of the last block, and one more
+    assert kv.num_freed_with([first]) == 1
+    assert kv.num_freed_with([second]) == 2
+    assert kv.num_freed_with([first, second]) == 4
+    kv._pools[1].share(second[1].blocks[2])
+    assert kv.num_freed_with([second]) == 1
+    assert kv.num_freed_with([]) == 0
+
+
+def test_pages_are_counted_where_tables_change() -> None:
+    kv = make(num_blocks=16)
+    tables = begin(kv, list(range(6)))
+    assert (kv.num_pages, [kv.blocks_for(n) for n in (0, 1, 4, 5)]) == (2, [0, 1, 1, 2])
+    kv.grow(tables, 7, write_from=6)
+    assert kv.num_pages == 2
+    kv.grow(tables, 13, write_from=6)
+    assert kv.num_pages == 4
+    forked = kv.fork(tables)
+    assert kv.num_pages == 8
+    kv.release(kv.detach(tables))
+    assert kv.num_pages == 4
+    kv.release(kv.detach(forked))
+    assert (kv.num_pages, kv.detach([])) == (0, ())
+    compute_and_release(kv, list(range(8)))
+    begin(kv, list(range(9)))  # two of its three blocks are hits
+    assert kv.num_pages == 3
+
+
+def test_hits_count_as_indexed_and_hang_from_the_last() -> None:
+    kv = make()
+    compute_and_release(kv, list(range(8)))
+    runs = kv.match(list(range(9)), "")
+    tables = kv.begin(runs, 9, "")
+    assert tables is not None
+    assert [(t.num_indexed, t.parent) for t in tables] == [(2, run[-1].uid) for run in runs]
+    assert [(t.num_indexed, t.parent) for t in begin(kv, [5] * 5, "root")] == [(0, "root")] * 2
+    forked = kv.fork(tables)
+    assert [(t.num_indexed, t.parent, t.num_sent) for t in forked] == [(t.num_indexed, t.parent, 0) for t in tables]
+
+
+def test_only_full_blocks_are_indexed_and_once() -> None:
+    kv = make()
+    tokens = list(range(11))
+    tables = begin(kv, tokens)
+    for computed, indexed in ((3, 0), (4, 1), (7, 1), (8, 2), (8, 2), (11, 2)):
+        assert kv.index(tables, tokens, computed) is None
+        assert [t.num_indexed for t in tables] == [indexed] * 2
+    assert hits(kv, [*tokens, 0]) == 2
+    assert make(caching=False).index(tables, tokens, 11) is None
+    assert kv.index([], tokens, 11) is None
+
+
+def test_who_adopts_a_block_tells_the_device_from_there() -> None:
+    kv = make(num_blocks=12)
+    tokens = list(range(12))
+    first, second = begin(kv, tokens[:8]), begin(kv, tokens)
+    kv.index(first, tokens, 4)
+    kv.index(second, tokens, 4)
+    for table in second:
+        table.num_sent = 3
+    kv.index(first, tokens, 8)
+    assert kv.index(second, tokens, 8) is not None
+    assert [t.num_sent for t in second] == [1, 1]
+    for table in second:
+        table.num_sent = 0
+    kv.index(second, tokens, 12)
+    assert [t.num_sent for t in second] == [0, 0], "it had the block by itself"
+
+
+def test_a_copy_is_told_from_its_page() -> None:
+    kv = make()
+    first = begin(kv, list(range(10)))
+    for table in first:
+        table.num_sent = 1
+    kv.fork(first)
+    kv.grow(first, 11, write_from=10)
+    assert [t.num_sent for t in first] == [1, 1], "what the device did not know it does not know now"
+
+
+def test_the_tail_of_a_lease_is_reused_before_its_head() -> None:
+    kv = make(num_blocks=3, groups=GROUPS[:1])
+    compute_and_release(kv, list(range(12)))
+    tables = kv.begin([[]], 4, "")
+    assert tables is not None
+    assert [hits(kv, list(range(n))) for n in (5, 9, 13)] == [1, 2, 2]
+
+
+def test_the_audit_says_what_is_wrong() -> None:
+    kv = make(num_blocks=4)
+    tables = begin(kv, list(range(5)))
+    block = tables[1].blocks[0]
+    assert kv.audit([lease_of(tables)]) == []
+    kv._pools[1].share(block)
+    assert kv.audit([lease_of(tables)]) == [f"group 1: block {block} has 2 references, 1 holders"]
+    kv._pools[1].give(block)
+    kv._pools[0].mark_cached(3, True)
+    assert kv.audit([lease_of(tables)]) == ["group 0: the index and the pool disagree on what is cached"]
+    kv._pools[0].mark_cached(3, False)
+    kv._pools[0].num_cached += 1
+    assert kv.audit([lease_of(tables)]) == ["group 0: 1 blocks are counted as cached"]
+    kv._pools[0].num_cached -= 1
+    kv._pools[1].num_available -= 1
+    assert kv.audit([lease_of(tables)]) == ["group 1: the free list does not hold the blocks without holders"]
+    kv._pools[1].num_available += 1
+    kv.release(((), (block,)))
+    assert kv.audit([lease_of(tables)]) == [
+        f"group 1: block {block} has 0 references, 1 holders",
+        "group 1: the free list does not hold the blocks without holders",
+    ]
+
+
+def test_states_are_of_each_group() -> None:
+    kv = make(num_blocks=4)
+    tables = begin(kv, list(range(5)))
+    kv._pools[1].share(tables[1].blocks[1])
+    first, second = (states.tolist() for states in kv.block_states())
+    assert sorted(first) == [0, 0, 2, 2] and sorted(second) == [0, 0, 2, 3]
+
+
+def test_resetting_one_tenant_keeps_the_others() -> None:
+    kv = make()
+    for tenant in ("a", "b"):
+        compute_and_release(kv, list(range(4)), root=tenant)
+    kv.reset_prefix_cache("a")
+    assert [hits(kv, list(range(5)), tenant) for tenant in ("a", "b")] == [0, 1]
+    assert kv.audit([]) == []
+    assert kv.num_cached == 1

@@ -77,7 +77,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.available() == self.order
         assert self.pool.num_available == len(self.order)
         assert self.pool.num_cached == len(self.cached & set(self.order))
-        assert self.pool.num_free + self.pool.num_cached + self.pool.num_used == NUM_BLOCKS
+        assert self.pool.num_free == len(set(self.order) - self.cached)
         assert [self.pool.refs(b) for b in range(NUM_BLOCKS)] == list(self.refs.values())
         assert {b for b in range(NUM_BLOCKS) if self.pool.is_cached(b)} == self.cached
         assert self.pool.states().tolist() == [
