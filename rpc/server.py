@@ -12,7 +12,6 @@ import logging
 import signal
 import socket
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc
@@ -23,15 +22,15 @@ from engine.engine import Engine
 from engine.errors import ConfigError
 from engine.network import host_port
 from rpc import router
-from rpc.auth import ApiKeys, Authentication
+from rpc.auth import Authentication
 from rpc.bad_messages import BadMessages
 from rpc.calls import Calls
 from rpc.clock import Clock, MonotonicClock
+from rpc.credentials import read_credentials
 from rpc.options import ServerOptions
 from rpc.proto.engine.v1 import engine_pb2 as pb
 from rpc.proto.engine.v1 import engine_pb2_grpc as pb_grpc
 from rpc.servicer import EngineServicer
-from rpc.tls import TlsFiles, server_credentials
 from rpc.trace_context import TraceContext
 from rpc.watchdog import Watchdog
 
@@ -60,11 +59,7 @@ class Server:
         clock = clock or MonotonicClock()
         self._engine = engine
         self._options = options
-        self._keys = ApiKeys(Path(options.api_key_file)) if options.api_key_file else None
-        self._credentials = server_credentials(
-            TlsFiles(keyfile=options.ssl_keyfile, certfile=options.ssl_certfile, ca_certs=options.ssl_ca_certs),
-            require_client_certificate=options.ssl_cert_reqs == 2,
-        )
+        self._keys, self._credentials = read_credentials(options)
         self._calls = Calls(clock)
         self._servicer = EngineServicer(engine, self._calls, clock)
         self._router = _router_servicer(engine, self._calls, clock)

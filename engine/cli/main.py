@@ -168,7 +168,9 @@ async def _health(server: Server, timeout: float) -> str:
 @debuggable
 def config(as_json: bool, **values: Any) -> None:
     """Print the settings that `engine serve` would use, and where each comes from."""
-    ServerOptions(**{f.name: values.pop(f.name) for f in fields(ServerOptions)})
+    from rpc.credentials import read_credentials
+
+    read_credentials(ServerOptions(**{f.name: values.pop(f.name) for f in fields(ServerOptions)}))
     EngineConfig(**{"model": "", **values})
     _print_settings(as_json)
 

@@ -26,7 +26,6 @@ class BlockPool:
     def __init__(self, num_blocks: int) -> None:
         if num_blocks < 1:
             raise ValueError(f"num_blocks: {num_blocks} is out of range, must be at least 1")
-        self.num_blocks = num_blocks
         self._refs = [0] * num_blocks
         self._is_cached = [False] * num_blocks
         # One extra node, the sentinel, closes the list into a ring.

@@ -48,7 +48,7 @@ def test_config_as_json(run: Run, file: Path) -> None:
 
 
 def test_config_shows_the_path_of_a_secret_and_not_the_secret(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "keys").write_text("s3cret")
+    (tmp_path / "keys").write_text("s3cret acme")
     _, out, _ = run("config", ENGINE_API_KEY_FILE=str(tmp_path / "keys"))
     assert str(tmp_path / "keys") in out and "s3cret" not in out
 
@@ -72,6 +72,9 @@ def test_config_mentions_variables_that_set_nothing(run: Run) -> None:
             "(max_num_batched_tokens is from ENGINE_MAX_NUM_BATCHED_TOKENS)",
         ),
         (["a", "--model", "b"], {}, "give the model once"),
+        (["/m", "--api-key-file", "/no/file"], {}, "api_key_file: /no/file cannot be read"),
+        (["/m", "--ssl-certfile", "/no/file", "--ssl-keyfile", "/no/key"], {}, "/no/file and /no/key cannot be used"),
+        (["/m", "--ssl-certfile", "/no/file"], {}, "ssl_keyfile, ssl_certfile: one needs the other"),
     ],
 )
 def test_errors_are_one_line_with_exit_code_2(

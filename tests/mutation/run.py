@@ -1,7 +1,7 @@
 """Which mutants of the scheduler and the KV manager their suites catch: `python -m tests.mutation.run [--sample N]`.
 
 Tests are imported once; each mutant is a fork that has its code and runs them until one fails. One that hangs is
-stopped by its limit of processor time and counts as caught.
+stopped by its limit of time and counts as caught.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ SUITES = (
     "tests/kv/test_pool.py",
     *("tests/engine/test_choices.py", "tests/engine/test_constrained.py"),
 )
-OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "-m", "not slow")
+OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "--timeout", "20", "-m", "not slow")
 PROCESSOR_SECONDS = 20
 MEMORY = 3 << 30
 
