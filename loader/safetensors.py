@@ -127,7 +127,7 @@ def _parse_header(path: Path, header: bytes, data_bytes: int) -> dict[str, Tenso
     raw.pop("__metadata__", None)
     entries: dict[str, TensorEntry] = {}
     for name, value in raw.items():
-        entry = _parse_entry(value, data_bytes)
+        entry = _parse_entry(value)
         if isinstance(entry, str):
             problems.append(f"{name}: {entry}")
         else:
@@ -139,7 +139,7 @@ def _parse_header(path: Path, header: bytes, data_bytes: int) -> dict[str, Tenso
     return entries
 
 
-def _parse_entry(value: Any, data_bytes: int) -> TensorEntry | str:
+def _parse_entry(value: Any) -> TensorEntry | str:
     """The entry, or what is wrong with it."""
     if not isinstance(value, dict):
         return f"expected an object, found {value!r}"
@@ -157,8 +157,6 @@ def _parse_entry(value: Any, data_bytes: int) -> TensorEntry | str:
         return f"{name} {shape} needs {needed} bytes, data_offsets {offsets} hold {end - begin}"
     if len(shape) > MAX_RANK or math.prod(filter(None, shape)) > MAX_ELEMENTS:
         return f"a shape has at most {MAX_RANK} sizes, and without those of 0 their product is at most {MAX_ELEMENTS}"
-    if end > data_bytes:
-        return f"truncated: data_offsets {offsets} end beyond the {data_bytes} bytes of data in the file"
     return TensorEntry(dtype, tuple(shape), begin, end)
 
 
@@ -167,6 +165,9 @@ def _are_sizes(value: Any) -> TypeGuard[list[int]]:
 
 
 def _coverage_problems(entries: Mapping[str, TensorEntry], data_bytes: int) -> list[str]:
+    end = max((entry.end for entry in entries.values()), default=0)
+    if end > data_bytes:
+        return [f"truncated: the file holds {data_bytes} of the {end} bytes of its tensors; fetch it again"]
     problems, covered = [], 0
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
         if entry.begin < covered:

@@ -97,7 +97,6 @@ def test_l01_duplicate_name(tmp_path: Path) -> None:
     [
         ([1000, 1000], [0, 4], 4, "needs 4000000 bytes"),
         ([1], [4, 0], 4, "needs 4 bytes"),
-        ([2], [0, 8], 4, "end beyond the 4 bytes"),
         ([1 << 62, 4], [0, 4], 4, "needs"),
         ([0, 1 << 80], [0, 0], 0, "a shape has at most 8 sizes, and without those of 0 their product is at most"),
         ([0, *[1] * 64], [0, 0], 0, "a shape has at most 8 sizes"),
@@ -158,7 +157,12 @@ def test_l04_broken_files_are_explained(tmp_path: Path, content: bytes, message:
 def test_l04_file_cut_in_its_last_tensor(tmp_path: Path) -> None:
     path = tmp_path / "m.safetensors"
     path.write_bytes((LLAMA / "model.safetensors").read_bytes()[:-10])
-    assert any("truncated" in p for p in problems_of(path))
+    size = len((LLAMA / "model.safetensors").read_bytes())
+    (header,) = struct.unpack("<Q", (LLAMA / "model.safetensors").read_bytes()[:8])
+    data = size - 8 - header
+    assert problems_of(path) == (
+        f"truncated: the file holds {data - 10} of the {data} bytes of its tensors; fetch it again",
+    )
 
 
 def test_l05_header_limit(tmp_path: Path) -> None:
