@@ -101,7 +101,7 @@ class Order:
         is_below = held.get(waiting.tenant, 0) < share
         victims = []
         for s in sorted((s for s in running if not s.protected), key=_work_lost):
-            is_above = is_below and held[s.tenant] > share and _is_peer(s, waiting)
+            is_above = is_below and held[s.tenant] > share and s.priority == waiting.priority
             if s.priority > waiting.priority or is_above:
                 held[s.tenant] -= 1
                 victims.append(s)
@@ -117,7 +117,3 @@ class Order:
 
 def _work_lost(sequence: Sequence) -> tuple[int, int]:
     return (sequence.num_scheduled, -sequence.arrival)
-
-
-def _is_peer(a: Sequence, b: Sequence) -> bool:
-    return a.priority == b.priority and a.tenant != b.tenant

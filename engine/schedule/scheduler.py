@@ -192,8 +192,10 @@ class Scheduler:
     # -- admission --------------------------------------------------------------------------
 
     def _admit_waiting(self, draft: Draft) -> None:
-        passed_over: list[Sequence] = []
         self.num_deferred = 0
+        if not self.roster.num_waiting:
+            return
+        passed_over: list[Sequence] = []
         for sequence in self.roster.waiting():
             if not self.roster.num_free_rows or not draft.budget or len(passed_over) >= MAX_ADMISSION_FAILURES:
                 break

@@ -77,6 +77,15 @@ def test_a_beams_tokens_are_outputs_not_prompt() -> None:
         rig.iterate()
 
 
+def test_who_comes_between_two_that_run_takes_from_the_later() -> None:
+    rig = Rig(max_num_seqs=2)
+    first, last = rig.add([1], 30, priority=-1), rig.add([2], 30, priority=5)
+    rig.iterate()
+    middle = rig.add([3], 2)
+    rig.steps_to_first_token(middle)
+    assert (first.status, last.status) == (Status.RUNNING, Status.WAITING)
+
+
 def test_priority_goes_first_and_may_preempt() -> None:
     rig = Rig(max_num_seqs=2)
     low = [rig.add([i], 60, priority=5) for i in range(4)]
@@ -122,7 +131,7 @@ def test_free_blocks_count_with_those_that_victims_give() -> None:
     rig = Rig(num_blocks=6, budget=32, caching=False)
     low = rig.add([1] * 10, 9, priority=1)  # three blocks
     rig.iterate()
-    urgent = rig.add([2] * 20, 2)  # five blocks: three free and two of the victim's
+    urgent = rig.add([2] * 24, 1)  # all six: three free and three of the victim's
     rig.steps_to_first_token(urgent)
     assert (rig.roster.num_preemptions, low.status) == (1, Status.WAITING)
     rig.run()
