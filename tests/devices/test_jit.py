@@ -2,12 +2,13 @@
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from engine.devices.cpu.kernels.constants import LINEAR
 from engine.devices.cpu.kernels.entries import ENTRIES
-from engine.devices.cpu.kernels.jit import cache_name, sources_of
+from engine.devices.cpu.kernels.jit import cache_name, can_keep, sources_of
 
 DEVICE = Path("engine/devices/cpu")
 
@@ -24,7 +25,7 @@ def names(sources: set[Path]) -> set[str]:
 
 def test_a_family_is_made_of_what_it_imports(copy: Path) -> None:
     kernels, sampling = copy / "kernels", copy / "sampling"
-    assert names(sources_of(kernels / "rope.py")) == {"rope", "simd", "constants", "jit"}
+    assert names(sources_of(kernels / "rope.py")) == {"rope", "bits", "simd", "constants", "jit"}
     attention = names(sources_of(kernels / "attention_bfloat16.py"))
     assert {"attention_bfloat16", "attention", "codegen", "simd"} <= attention
     assert not attention & {"attention_float32", "matmul", "matmul_int8", "ops", "rope", "sampler"}
@@ -41,6 +42,18 @@ def test_an_edit_changes_the_place_of_its_own_family_alone(copy: Path) -> None:
     after = [cache_name(family) for family in families]
     cache_name.cache_clear()
     assert [a == b for a, b in zip(before, after, strict=True)] == [True, True, False, True]
+
+
+def test_what_cannot_be_kept_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert can_keep(tmp_path / "new" / "kernels") and not caplog.records
+    (tmp_path / "file").touch()
+    for _ in range(2):
+        assert not can_keep(tmp_path / "file" / "kernels")
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
+    assert not can_keep(tmp_path)
+    assert [r.getMessage().rpartition(": ")[2] for r in caplog.records] == ["Not a directory", "1000 bytes are free"]
 
 
 def test_functions_are_compiled_when_they_are_first_asked_for() -> None:

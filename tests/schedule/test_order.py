@@ -148,6 +148,20 @@ def test_who_would_not_make_room_enough_is_not_preempted() -> None:
     assert (rig.roster.num_preemptions, low.status, same.status) == (0, Status.RUNNING, Status.RUNNING)
 
 
+def test_who_goes_first_waits_where_the_running_rows_need_the_budget() -> None:
+    rig = Rig(budget=2, overlap=1)
+    running = [rig.add([i], 9) for i in range(2)]
+    for _ in range(2):
+        rig.iterate()
+    urgent = rig.add([9] * 3, 2, priority=-1)
+    step = rig.iterate()
+    assert step is not None
+    assert (step.plan.num_tokens.tolist(), urgent.status) == ([1, 1], Status.WAITING)
+    assert [s.status for s in running] == [Status.RUNNING] * 2
+    rig.run()
+    rig.check_outputs()
+
+
 def test_a_preempted_row_is_not_admitted_again_before_its_token_in_flight_is_seen() -> None:
     """There is a free row for it: the two choices that it made way for need two at once."""
     rig = Rig(max_num_seqs=3)

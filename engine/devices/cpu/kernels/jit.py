@@ -3,13 +3,16 @@
 Numba compiles a cached function again when its own file changes, not when one changes that it calls into. So a
 function's cache folder is named after its file and a hash of every source that is compiled into it: the file and,
 transitively, the files that it imports from. An edit of one kernel compiles that kernel's family, and no other.
-`NUMBA_CACHE_DIR` overrides the place.
+`NUMBA_CACHE_DIR` overrides the place. Where nothing can be written, code is compiled in memory.
 """
 
 import ast
 import hashlib
 import inspect
+import logging
 import os
+import shutil
+import tempfile
 import threading
 from collections.abc import Callable
 from functools import cache
@@ -21,6 +24,11 @@ from numba import types
 
 from loader.cache import cache_dir
 
+logger = logging.getLogger(__name__)
+
+LEAST_FREE_BYTES = 64 << 20
+"""Kernels take 2 MiB. Numba's own complaint about a full disk is a traceback."""
+
 _COMPILED = ("engine.devices.cpu.kernels.", "engine.devices.cpu.sampling.")
 _OP = types.void(*[types.int64] * 7)
 
@@ -30,7 +38,7 @@ inner: Any = numba.njit
 
 def kernel(function: Callable[..., None]) -> Any:
     """A function called from Python; compiled when it first is."""
-    return _cached(function, lambda: numba.njit(nogil=True, cache=True)(function))
+    return _compiled(function, lambda keep: numba.njit(nogil=True, cache=keep)(function))
 
 
 class entry:
@@ -44,20 +52,39 @@ class entry:
     def address(self) -> int:
         """Of the machine code; compiled, or read from the cache, when first asked for."""
         if self._compiled is None:
-            self._compiled = _cached(self._function, lambda: numba.cfunc(_OP, cache=True)(self._function))
+            self._compiled = _compiled(self._function, lambda keep: numba.cfunc(_OP, cache=keep)(self._function))
         return int(self._compiled.address)
 
 
 _lock = threading.Lock()  # the place of a function's cache is passed in a global of Numba's
 
 
-def _cached(function: Callable[..., None], compile: Callable[[], Any]) -> Any:
+def _compiled(function: Callable[..., None], compile: Callable[[bool], Any]) -> Any:
     if os.environ.get("NUMBA_CACHE_DIR"):
-        return compile()
-    config: Any = numba.config
+        return compile(True)
+    folder, config = cache_dir() / "kernels", numba.config
+    if not can_keep(folder):
+        return compile(False)
     with _lock:
-        config.CACHE_DIR = str(cache_dir() / "kernels" / cache_name(Path(inspect.getfile(function))))
-        return compile()
+        config.CACHE_DIR = str(folder / cache_name(Path(inspect.getfile(function))))  # type: ignore[attr-defined]
+        return compile(True)
+
+
+@cache
+def can_keep(folder: Path) -> bool:
+    """Whether compiled code can be written there; says once if not."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+        free = shutil.disk_usage(folder).free
+        if free >= LEAST_FREE_BYTES:
+            return True
+        reason = f"{free} bytes are free"
+    except OSError as error:
+        reason = error.strerror or str(error)
+    logger.warning("kernels are compiled at every start, which takes a minute: %s: %s", folder, reason)
+    return False
 
 
 @cache
