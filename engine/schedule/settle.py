@@ -76,14 +76,10 @@ def settle(roster: Roster, step: Step, result: StepResult) -> Settlement:
 def abandon(roster: Roster, step: Step) -> list[Sequence]:
     """Give up the oldest step in flight, which failed; ends and returns the sequences in it."""
     roster.fence.settle(step.plan.step)
-    launched = [(s, True) for s in step.decoding.sequences] + [(e.sequence, e.samples) for e in step.entries]
-    ended = []
-    for sequence, samples in launched:
-        sequence.in_flight -= 1
-        sequence.in_flight_unsampled -= not samples
-        if sequence.status is not Status.FINISHED:
-            roster.finish(sequence)
-            ended.append(sequence)
+    launched = [*step.decoding.sequences, *(entry.sequence for entry in step.entries)]
+    ended = [sequence for sequence in launched if sequence.status is not Status.FINISHED]
+    for sequence in ended:
+        roster.finish(sequence)
     return ended
 
 

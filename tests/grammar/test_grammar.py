@@ -227,7 +227,7 @@ DEEP = '{"type": "array", "items": ' * 300 + "{}" + "}" * 300
     [
         ({"regex": "a("}, "unclosed group"),
         ({"regex": "(?=a)b"}, "look-around"),
-        ({"regex": "(a{1000}){1000}"}, "too complex"),
+        pytest.param({"regex": "(a{1000}){1000}"}, "too complex", marks=pytest.mark.slow),
         ({"grammar": "start: other"}, "unknown name"),
         ({"grammar": "start "}, "Expected"),
         ({"json": {"type": "strin"}}, "Invalid type"),

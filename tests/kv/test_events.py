@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from engine.kv.events import BlockFeed, BlockNames, Removed, Stored
 from engine.kv.manager import KVManager
+from engine.kv.prefix import PrefixIndex
 from tests.kv.test_manager import BLOCK, begin, compute_and_release, hits, make
 
 ROOTS = ("", "acme")
@@ -124,3 +125,15 @@ def test_a_closed_feed_is_told_nothing_more() -> None:
     follower.feed.close()
     compute_and_release(kv, list(range(8)))
     assert follower.read() == set() and not follower.feed.overflowed and follower.num_wakes == 1
+
+
+def test_a_feed_that_takes_no_more_says_so_and_is_forgotten() -> None:
+    index, news = PrefixIndex(), list[int]()
+    feed = BlockFeed(1, lambda: news.append(1))
+    index.follow(feed)
+    index.insert("", b"a", 0)
+    assert feed.put(Removed(1)) is False and feed.overflowed and feed.closed
+    assert feed.put(Removed(1)) is False
+    assert (feed.take(), len(news)) == ([], 2)
+    index.insert("", b"b", 1)
+    assert index._feeds == []

@@ -260,8 +260,25 @@ def test_only_full_blocks_are_indexed_and_once() -> None:
         assert kv.index(tables, tokens, computed) is None
         assert [t.num_indexed for t in tables] == [indexed] * 2
     assert hits(kv, [*tokens, 0]) == 2
-    assert make(caching=False).index(tables, tokens, 11) is None
+    without = make(caching=False)
+    tables = begin(without, tokens)
+    assert without.index(tables, tokens, 11) is None and [t.num_indexed for t in tables] == [0, 0]
     assert kv.index([], tokens, 11) is None
+
+
+def test_a_shared_block_is_named_again_behind_a_parent_that_is_known() -> None:
+    """One choice names it behind a block that a reset has forgotten; the other, which named neither, comes after."""
+    kv = make()
+    tokens = list(range(8))
+    first = begin(kv, tokens)
+    second = kv.fork(first)
+    kv.index(first, tokens, 4)
+    kv.reset_prefix_cache()
+    kv.index(first, tokens, 8)
+    assert hits(kv, [*tokens, 0]) == 0
+    kv.index(second, tokens, 8)
+    assert hits(kv, [*tokens, 0]) == 2
+    assert kv.audit([lease_of(first), lease_of(second)]) == []
 
 
 def test_who_adopts_a_block_tells_the_device_from_there() -> None:
@@ -321,6 +338,14 @@ def test_the_audit_says_what_is_wrong() -> None:
         f"group 1: block {block} has 0 references, 1 holders",
         "group 1: the free list does not hold the blocks without holders",
     ]
+
+
+def test_the_audit_sees_a_lease_of_the_wrong_block() -> None:
+    kv = make(num_blocks=4, groups=GROUPS[:1])
+    (table,) = begin(kv, [1, 2])
+    other = (table.blocks[0] + 1) % 4
+    problems = kv.audit([((other,),)])
+    assert "group 0: the free list does not hold the blocks without holders" in problems and len(problems) == 3
 
 
 def test_states_are_of_each_group() -> None:

@@ -85,7 +85,7 @@ class PoolMachine(RuleBasedStateMachine):
         ]
 
 
-TestPool = PoolMachine.TestCase
+TestPool = pytest.mark.slow(PoolMachine.TestCase)
 
 
 def test_a_pool_without_blocks_is_refused() -> None:

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
+import numpy as np
+
 _SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
@@ -71,7 +73,7 @@ def apply(mutant: Mutant, module: ModuleType) -> None:
     for name, function in _code_of(vars(module)):
         function.__code__ = codes[name].__code__
     for name, value in changed.items():
-        if isinstance(value, int | float) and not name.startswith("__"):
+        if isinstance(value, int | float | np.generic) and not name.startswith("__"):
             setattr(module, name, value)
 
 
@@ -98,11 +100,12 @@ def _code_of(names: dict[str, Any]) -> Iterator[tuple[str, FunctionType]]:
 
 
 def _mutable(function: ast.FunctionDef) -> Iterator[ast.AST]:
-    """Parts of a function's body: no annotations, docstrings or what errors say."""
+    """Parts of a function's body: no annotations, docstrings, `strict` of zip or what errors say."""
     left: list[ast.AST] = list(function.body)
     while left:
         node = left.pop(0)
-        if isinstance(node, ast.Raise | ast.JoinedStr) or _is_text(node):
+        is_guard = isinstance(node, ast.keyword) and node.arg == "strict"
+        if isinstance(node, ast.Raise | ast.JoinedStr) or is_guard or _is_text(node):
             continue
         yield node
         if isinstance(node, ast.AnnAssign):

@@ -25,19 +25,15 @@ MODULES = (
     *(f"engine.schedule.{name}" for name in ("order", "roster", "scheduler", "sequence", "settle", "step")),
     *(f"engine.kv.{name}" for name in ("events", "fence", "groups", "manager", "pool", "prefix")),
 )
+_SCHEDULE = ("sequence", "roster", "deferred", "settle", "forks", "prefix_hits", "order", "scheduler", "histories")
 SUITES = (
-    *("tests/kv/test_fence.py", "tests/schedule/test_roster.py", "tests/kv/test_manager.py", "tests/kv/test_events.py"),
-    *(
-        "tests/schedule/test_deferred.py",
-        "tests/schedule/test_settle.py",
-        "tests/schedule/test_forks.py",
-        "tests/schedule/test_prefix_hits.py",
-    ),
-    *("tests/schedule/test_order.py", "tests/schedule/test_scheduler.py", "tests/schedule/test_histories.py"),
-    "tests/kv/test_pool.py",
-    *("tests/engine/test_choices.py", "tests/engine/test_constrained.py"),
+    *(f"tests/kv/test_{name}.py" for name in ("fence", "manager", "events")),
+    *(f"tests/schedule/test_{name}.py" for name in _SCHEDULE),
+    *("tests/kv/test_pool.py", "tests/engine/test_choices.py", "tests/engine/test_constrained.py"),
 )
-OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "--timeout", "20", "-m", "not slow")
+"""The quick ones first."""
+
+OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "--timeout", "20", "-k", "not 4-400")
 PROCESSOR_SECONDS = 20
 MEMORY = 3 << 30
 

@@ -114,6 +114,11 @@ class Rig:
 
     def launch(self, step: Step) -> None:
         self.device.forward(step.plan)
+        assert all(update.blocks for update in step.plan.block_updates)
+        for sequence in self.roster.running:  # the device knows of every block that it will read or write
+            if sequence.row in step.plan.rows:
+                for known, table in zip(self.device._launched_tables[:, sequence.row], sequence.tables, strict=True):
+                    assert known[: len(table.blocks)].tolist() == table.blocks
         self.device.sample(step.batch)
         self.in_flight.append(step)
 

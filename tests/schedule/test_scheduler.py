@@ -50,6 +50,9 @@ def test_a_row_that_goes_on_decoding_costs_a_step_no_arrays() -> None:
         steps.append(rig.iterate())
         until.append((row.is_decoding, row.decodes_until))
     assert until == [(True, 0), *[(True, 4)] * 2, *[(True, 8)] * 4, (False, 0)]
+    assert [[(u.first, len(u.blocks)) for u in step.plan.block_updates] for step in steps if step is not None] == [
+        [(0, 1)], [], [], [(1, 1)], [], [], [], [(2, 1)]
+    ]  # fmt: skip
     arrays = [step.decoding.rows for step in steps if step is not None]
     assert [a is b for a, b in pairwise(arrays[1:])] == [True] * 6
 
@@ -184,6 +187,7 @@ EVENTS = st.lists(
     groups=st.sampled_from([ONE_GROUP, (KVGroup(None, (0,)), KVGroup(6, (1,)))]),
     caching=st.booleans(),
 )
+@pytest.mark.slow
 def test_any_history_gives_the_right_tokens(
     events: list[Event],
     num_blocks: int,

@@ -1,7 +1,7 @@
 """What settled steps, aborts and abandoned steps leave: rows and blocks go back, none too early."""
 
 from engine.schedule.sequence import Status
-from engine.schedule.settle import abandon
+from engine.schedule.settle import Branch, abandon, branch
 from tests.schedule.rig import Rig
 
 
@@ -50,6 +50,41 @@ def test_a_finished_row_waits_for_the_step_launched_before() -> None:
     assert len(rig.roster.fence) == 1
     rig.settle()
     assert len(rig.roster.fence) == 0
+    rig.run()
+    rig.check_outputs()
+
+
+def test_one_that_was_aborted_in_flight_gets_no_token() -> None:
+    rig = Rig()
+    rows = [rig.add([i] * 3, 9) for i in range(2)]
+    for _ in range(3):
+        rig.iterate()
+    rig.roster.finish(rows[0])
+    known = len(rows[0].token_ids), len(rows[1].token_ids)
+    rig.run()
+    assert (len(rows[0].token_ids), len(rows[1].token_ids)) == (known[0], 12)
+    assert rig.finished == rows[1:]
+
+
+def test_a_beam_that_goes_on_by_itself_keeps_its_tables() -> None:
+    rig = Rig(overlap=1)
+    beam = rig.add([1] * 3, 9, use_beam_search=True)
+    rig.iterate()
+    tables = beam.tables
+    branch(rig.roster, [Branch(beam, beam, [*beam.token_ids, 5])])
+    assert beam.tables is tables and not beam.awaits_branch
+    rig.iterate()
+    assert beam.num_scheduled == 4
+
+
+def test_a_row_that_adopts_a_block_tells_the_device_though_it_decodes() -> None:
+    """Two rows make the same block in the same steps; `Rig.launch` compares the device's tables with the host's."""
+    rig = Rig()
+    first = rig.add([7] * 3, 9)
+    second = rig.add([7] * 3, 9, prompt_logprobs=0)
+    while first.num_output < 4:
+        rig.iterate()
+    assert first.tables[0].blocks[0] == second.tables[0].blocks[0]
     rig.run()
     rig.check_outputs()
 

@@ -179,6 +179,7 @@ JSON_VALUES = st.recursive(
 CALLS = st.lists(st.tuples(st.text(min_size=1), st.dictionaries(st.text(), JSON_VALUES, max_size=3)), max_size=3)
 
 
+@pytest.mark.slow
 @given(calls=CALLS, ascii=st.booleans(), size=st.integers(1, 20))
 def test_round_trip(calls: list[tuple[str, dict[str, Any]]], ascii: bool, size: int) -> None:
     hermes = wrapped(*(json.dumps({"name": n, "arguments": a}, ensure_ascii=ascii) for n, a in calls))
@@ -189,6 +190,7 @@ def test_round_trip(calls: list[tuple[str, dict[str, Any]]], ascii: bool, size: 
         assert [(name, json.loads(arguments)) for name, arguments in found] == calls
 
 
+@pytest.mark.slow
 def test_a_long_text_costs_time_in_proportion() -> None:
     """Nothing is searched from its start again for each fragment: a name of 200 kB, then 100,000 markers."""
     parser = tool_parser("hermes")
