@@ -27,7 +27,7 @@ MODULES = (
 )
 _SCHEDULE = ("sequence", "roster", "deferred", "settle", "forks", "prefix_hits", "order", "scheduler", "histories")
 SUITES = (
-    *(f"tests/kv/test_{name}.py" for name in ("fence", "manager", "events")),
+    *(f"tests/kv/test_{name}.py" for name in ("fence", "prefix", "manager", "events")),
     *(f"tests/schedule/test_{name}.py" for name in _SCHEDULE),
     *("tests/kv/test_pool.py", "tests/engine/test_choices.py", "tests/engine/test_constrained.py"),
 )
