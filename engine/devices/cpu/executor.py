@@ -82,8 +82,8 @@ class CpuExecutor:
             codes = {op.code for op in record(shape).recorder.ops}
             compiled = pool.submit(compile_kernels, codes)  # mostly imports, while weights are read and packed
             weights = Weights(source, packed_product(shape.dtype, shape.weights_int8), shape.threads, pool, advance)
-            compiled.result()
             self.model = CpuModel(shape, weights, self._rows)
+            compiled.result()
         self._team = Team(shape.threads, max(len(self.model.body), len(self.model.head)))
         self._scratch = np.empty((shape.threads, 3, padded(vocab)), np.float64)
         self._items_per_unit = tokens_per_unit(shape.decoder)

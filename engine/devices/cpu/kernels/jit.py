@@ -49,13 +49,15 @@ class entry:
     def __init__(self, function: Callable[..., None]) -> None:
         self._function = function
         self._compiled: Any = None
+        self._lock = threading.Lock()  # a model is built while its kernels are loaded, and asks for them meanwhile
 
     @property
     def address(self) -> int:
         """Of the machine code; compiled, or read from the cache, when first asked for."""
-        if self._compiled is None:
-            self._compiled = _compiled(self._function, lambda keep: numba.cfunc(_OP, cache=keep)(self._function))
-        return int(self._compiled.address)
+        with self._lock:
+            if self._compiled is None:
+                self._compiled = _compiled(self._function, lambda keep: numba.cfunc(_OP, cache=keep)(self._function))
+            return int(self._compiled.address)
 
 
 _lock = threading.Lock()  # the place of a function's cache is passed in a global of Numba's
