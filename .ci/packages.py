@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-TESTS = [f"tests/{name}" for name in ("test_deploy.py", "test_rooms.py", "kv", "observe/test_dashboards.py", "loader")]
+TESTS = ("test_deploy.py", "test_rooms.py", "kv", "observe/test_dashboards.py", "loader")
 TINY = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128, "hidden_size": 64,
     "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -66,14 +66,8 @@ def run_tests_of_sdist(dist: Path, folder: Path) -> None:
     (sdist,) = dist.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         archive.extractall(folder, filter="data")
-    run(
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        *(f"tests/{name}" for name in TESTS),
-        cwd=folder / sdist.name.removesuffix(".tar.gz"),
-    )
+    tests = [f"tests/{name}" for name in TESTS]
+    run(sys.executable, "-m", "pytest", "-q", *tests, cwd=folder / sdist.name.removesuffix(".tar.gz"))
 
 
 def make_environment(dist: Path, folder: Path) -> Path:
