@@ -72,6 +72,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(STEPS)
 def test_a_follower_knows_what_a_prompt_would_find(steps: list[Step]) -> None:

@@ -1,5 +1,6 @@
 """KVManager: matching, leases and adoption against a naive model of what is cached."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -163,6 +164,7 @@ def test_the_audit_sees_a_lost_and_a_double_reference() -> None:
     assert kv.audit([lease_of(tables), lease_of(tables)]) != []
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=14), min_size=1, max_size=12))
 def test_matches_what_was_computed_and_nothing_else(prompts: list[list[int]]) -> None:
