@@ -10,8 +10,11 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from engine.errors import InvalidRequest
+from engine.request.json_schema import compact
 
 MAX_GRAMMAR_CHARS = 1 << 16
+MAX_SCHEMA_CHARS = 1 << 20
+"""Of a JSON schema's text with its annotations; what is left of it has at most MAX_GRAMMAR_CHARS."""
 MAX_CHOICES = 1024
 
 
@@ -20,7 +23,7 @@ class StructuredOutputs:
     """Exactly one constraint on the output's text. Raises InvalidRequest naming the field.
 
     Attributes:
-        json: a JSON schema, as JSON text or a mapping; kept as text.
+        json: a JSON schema, as JSON text or a mapping; kept as text, without annotations.
         json_object: any JSON object.
         regex: a regular expression that the whole text matches.
         choice: the text is one of these.
@@ -74,14 +77,16 @@ def check_utf8(field: str, text: str) -> None:
 
 
 def _schema_text(schema: object) -> str:
+    if isinstance(schema, str) and len(schema) > MAX_SCHEMA_CHARS:
+        raise InvalidRequest(_name("json"), f"must have at most {MAX_SCHEMA_CHARS} characters")
     try:
-        text = schema if isinstance(schema, str) else json.dumps(schema)
-        _check_text("json", text)
-        parsed = json.loads(text)
+        parsed = json.loads(schema) if isinstance(schema, str) else schema
+        text = compact(parsed) if isinstance(parsed, Mapping) else None
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequest(_name("json"), f"not a JSON schema: {error}") from error
-    if not isinstance(parsed, dict):
-        raise InvalidRequest(_name("json"), f"a schema is a JSON object, found {text[:40]}")
+    if text is None:
+        raise InvalidRequest(_name("json"), f"a schema is a JSON object, found {str(schema)[:40]}")
+    _check_text("json", text)
     return text
 
 

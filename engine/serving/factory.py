@@ -3,6 +3,7 @@
 Whatever could break a step, or could never be served, stops here. Read next: `engine/schedule/sequence.py`.
 """
 
+import logging
 import random
 from collections.abc import Sequence as Seq
 from operator import index
@@ -16,6 +17,8 @@ from engine.text.tokenizer import TextTokenizer, need_tokenizer
 from loader.checkpoint import Checkpoint
 
 MAX_SALT_CHARS = 256
+
+logger = logging.getLogger(__name__)
 
 
 class SequenceFactory:
@@ -33,6 +36,7 @@ class SequenceFactory:
         if tokenizer is not None:
             self.grammars = GrammarCompiler(tokenizer, self._vocab_size, self._eos_token_ids)
         self._random = random.Random(config.seed)
+        self._told_stops: set[str] = set()
 
     def prompt_token_ids(self, prompt: str | Seq[int], params: SamplingParams) -> list[int]:
         """The prompt as ids, cut to its last `truncate_prompt_tokens`. Raises InvalidRequest."""
@@ -59,6 +63,7 @@ class SequenceFactory:
         room = self._check_length(len(token_ids), params)
         self._check_token_ids(token_ids, params)
         self._check_limits(params)
+        self._tell_of_stops(params)
         if len(cache_salt) > MAX_SALT_CHARS:
             raise InvalidRequest("cache_salt", f"has {len(cache_salt)} characters, more than {MAX_SALT_CHARS}")
         seed = self._random.randrange(MAX_SEED + 1) if params.seed is None else params.seed
@@ -122,6 +127,18 @@ class SequenceFactory:
             )
         if params.num_choices > rows:
             raise InvalidRequest(choices, f"{params.num_choices} choices are above max_num_seqs {rows}")
+
+    def _tell_of_stops(self, params: SamplingParams) -> None:
+        """Warn, once for each, of stop strings that are special tokens, which are not in the text to stop at."""
+        if self._tokenizer is None or not params.skip_special_tokens:
+            return
+        for stop in self._tokenizer.special_texts.intersection(params.stop_strings) - self._told_stops:
+            self._told_stops.add(stop)
+            logger.warning(
+                "stop string %r is a special token, so it is not in the text and never found; "
+                "give its id in stop_token_ids, or skip_special_tokens: false",
+                stop,
+            )
 
     def _bad_word_ids(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         """Token sequences of the bad words, each with and without a space before it, as in vLLM."""

@@ -24,6 +24,7 @@ class TextTokenizer:
     Attributes:
         bos_id: the id that the tokenizer's post-processor puts before a text, None if it puts none.
         special_ids: ids left out of the text under `skip_special_tokens`.
+        special_texts: those ids' texts.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -34,6 +35,7 @@ class TextTokenizer:
         self._tokenizer = tokenizer
         added = tokenizer.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        self.special_texts = frozenset(added[i].content for i in self.special_ids)
         probe = tokenizer.encode("a")
         self.bos_id: int | None = probe.ids[0] if probe.special_tokens_mask[:1] == [1] else None
         self._bos_text = "" if self.bos_id is None else (tokenizer.id_to_token(self.bos_id) or "")

@@ -1,4 +1,4 @@
-"""Tool calls in a model's text: `tool_parser(format)` finds them while the text streams.
+"""Tool calls in a model's text: `tool_parser(format, names)` finds them while the text streams.
 
     text  --opening-->  head {"name": ..., "arguments":  --{-->  arguments  --}-->  tail  --closing-->  text
 
@@ -9,13 +9,12 @@ to be a call comes out as text; white space around a call is dropped. How a text
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, Protocol
 
-from engine.errors import InvalidRequest
-from engine.text.chat import ChatTemplate, Message
+from engine.text.tool_formats import TOOL_FORMATS, ToolFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,47 +53,9 @@ class ToolParser(Protocol):
         """The text has ended: what was held back."""
 
 
-class _Format(NamedTuple):
-    """How calls are set off from text.
-
-    Attributes:
-        opening, closing: markers around a call; the second may be missing.
-        bare: a call at the start of the text, or right behind another, needs no opening.
-        written: how a template writes the call of `_PROBE`, as a regular expression.
-    """
-
-    opening: str
-    closing: str
-    bare: bool
-    written: str
-
-
-_FORMATS = {
-    "hermes": _Format("<tool_call>", "</tool_call>", False, r'<tool_call>\s*\{"name": ?"probe", ?"arguments"'),
-    "llama3_json": _Format("<|python_tag|>", ";", True, r'\{"name": ?"probe", ?"parameters"'),
-}
-TOOL_PARSERS: Sequence[str] = tuple(_FORMATS)
-"""Names that `tool_parser` takes; they are vLLM's for `--tool-call-parser`."""
-
-_PROBE = {"type": "function", "function": {"name": "probe", "arguments": {"x": 1}}}
-
-
-def tool_parser(name: str) -> ToolParser:
-    """A parser for one text in the format `name`. Raises KeyError."""
-    return _CallParser(_FORMATS[name])
-
-
-def tool_format(template: ChatTemplate) -> str | None:
-    """The format in which this template writes a call, and so its model too; None when none of TOOL_PARSERS is."""
-    messages: list[Message] = [
-        {"role": "user", "content": "?"},
-        {"role": "assistant", "content": "", "tool_calls": [_PROBE]},
-    ]
-    try:
-        text = template.render(messages, add_generation_prompt=False)
-    except InvalidRequest:
-        return None
-    return next((name for name, format in _FORMATS.items() if re.search(format.written, text)), None)
+def tool_parser(format: str, names: Collection[str]) -> ToolParser:
+    """A parser for one text in a format of TOOL_PARSERS; what calls none of `names` is text. Raises KeyError."""
+    return _CallParser(TOOL_FORMATS[format], frozenset(names))
 
 
 class _CallParser:
@@ -104,8 +65,9 @@ class _CallParser:
     from `_opening_at` on, its JSON from `_head_at` on: if it is no call after all, it is read again, as text.
     """
 
-    def __init__(self, format: _Format) -> None:
+    def __init__(self, format: ToolFormat, names: frozenset[str]) -> None:
         self._format = format
+        self._names = names
         self._text = ""
         self._at = 0
         self._opening_at = 0
@@ -187,7 +149,7 @@ class _CallParser:
 
     def _begin(self, opening_at: int, head_at: int) -> None:
         self._opening_at, self._head_at, self._at = opening_at, head_at, head_at
-        self._call = _Call(self._num_calls)
+        self._call = _Call(self._num_calls, self._names)
 
     def _give_up(self, events: list[ToolEvent]) -> None:
         """It was no call: its opening, or the bracket of a bare one, is text, and what follows is read as text."""
@@ -210,11 +172,12 @@ _KEYS = {"name", "arguments", "parameters", "id", "type"}
 
 
 class _Call:
-    """One call being read: a JSON object of a name and arguments."""
+    """One call being read: a JSON object of a name, one of `names`, and arguments."""
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, names: frozenset[str]) -> None:
         self.state: Literal["head", "arguments", "tail", "ended", "not a call"] = "head"
         self._index = index
+        self._names = names
         self._brackets = _Brackets()
 
     def read(self, text: str, head_at: int, at: int, events: list[ToolEvent]) -> int:
@@ -243,7 +206,11 @@ class _Call:
                 self.state = "not a call"
                 return at
             match = _HEAD.match(text, head_at, head_at + _MAX_HEAD)
-            if match and isinstance(name := _parsed(match["name"]), str):
+            name = str(_parsed(match["name"])) if match else ""
+            if match and name not in self._names:
+                self.state = "not a call"
+                return at
+            if match:
                 events.append(ToolCallStart(self._index, name))
                 self.state, self._brackets = "arguments", _Brackets()
                 return match.end()
@@ -255,15 +222,27 @@ class _Call:
         return end
 
     def _is_call(self, call: object, events: list[ToolEvent]) -> bool:
-        """Take a whole object, whose parts came in another order, if it is a call."""
-        if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not call["name"]:
+        """Take a whole object, whose parts came in another order or form, if it is a call."""
+        if not isinstance(call, dict) or str(call.get("name")) not in self._names:
             return False
-        arguments = call.get("arguments", call.get("parameters", {}))
-        if not isinstance(arguments, dict):
+        arguments = _arguments(call)
+        if arguments is None:
             return False
         events.append(ToolCallStart(self._index, call["name"]))
         events.append(ToolCallArguments(self._index, json.dumps(arguments, ensure_ascii=False)))
         return True
+
+
+def _arguments(call: dict[str, Any]) -> dict[str, Any] | None:
+    """Arguments as an object, also those that a model wrote as JSON in a string, or as nothing; None for none."""
+    if not call.keys() & {"arguments", "parameters"}:
+        return None
+    arguments = call.get("arguments", call.get("parameters"))
+    if isinstance(arguments, str) and arguments.strip():
+        arguments = _parsed(arguments)
+    elif not arguments:
+        arguments = {}
+    return arguments if isinstance(arguments, dict) else None
 
 
 _STRING = re.compile(r'[^"\\]*')

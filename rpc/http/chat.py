@@ -7,6 +7,7 @@ import json
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from starlette.responses import JSONResponse
@@ -38,7 +39,7 @@ async def chat_completions(service: Service, fields: Fields) -> ASGIApp:
     limit = "max_tokens" if fields.raw("max_completion_tokens") is None else "max_completion_tokens"
     names = {**_ENGINE_NAMES, "max_tokens": limit, **constraint_names(fields)}
     if tools.constraint is not None:
-        names["structured_outputs.json"] = "tools"
+        names |= {"structured_outputs.json": "tools", "structured_outputs.grammar": "tools"}
     with renamed(names):
         params = sampling_params(
             fields,
@@ -93,15 +94,14 @@ def _message(message: Fields) -> dict[str, Any]:
 
 
 def _tool_call(call: Fields) -> dict[str, Any]:
+    """Arguments that are not JSON, as `max_tokens` may have left them, go to the template as the text they are."""
     function = call.child("function")
     if function is None:
         call.refuse("function", "is required")
     arguments = function.raw("arguments")
     if isinstance(arguments, str):
-        try:
+        with suppress(ValueError, RecursionError):
             arguments = json.loads(arguments or "{}")
-        except (ValueError, RecursionError) as error:
-            function.refuse("arguments", f"is not JSON: {error}")
     return {**call.as_dict(), "function": {**function.as_dict(), "arguments": arguments}}
 
 

@@ -102,7 +102,8 @@ def structured_outputs(fields: Fields) -> StructuredOutputs | None:
     return next(iter(found.values()), None)
 
 
-def _response_format(fields: Fields) -> StructuredOutputs | None:
+def response_schema(fields: Fields) -> dict[str, Any] | None:
+    """The JSON schema that `response_format` asks for, None where it asks for text. Raises InvalidRequest."""
     wanted = fields.child("response_format")
     if wanted is None:
         return None
@@ -110,13 +111,19 @@ def _response_format(fields: Fields) -> StructuredOutputs | None:
         case "text":
             return None
         case "json_object":
-            return StructuredOutputs(json_object=True)
+            schema = wanted.child("schema")  # together.ai's and llama.cpp's
+            return {"type": "object"} if schema is None else schema.as_dict()
         case "json_schema":
             schema = (wanted.child("json_schema") or Fields({}, wanted.path("json_schema"))).child("schema")
             if schema is None:
                 wanted.refuse("json_schema.schema", "is required")
-            return StructuredOutputs(json=schema.as_dict())
+            return schema.as_dict()
     wanted.refuse("type", "must be text, json_object or json_schema")
+
+
+def _response_format(fields: Fields) -> StructuredOutputs | None:
+    schema = response_schema(fields)
+    return None if schema is None else StructuredOutputs(json=schema)
 
 
 def _structured_outputs(fields: Fields) -> StructuredOutputs | None:

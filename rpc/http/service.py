@@ -12,7 +12,7 @@ from engine.engine import Engine
 from engine.request.params import SamplingParams
 from engine.serving.stream import OutputStream
 from engine.text.chat import ChatTemplate
-from engine.text.tools import tool_format
+from engine.text.tool_formats import tool_format
 from rpc.auth import TENANT, ApiKeys
 from rpc.calls import Calls, own_id, serving
 from rpc.clock import Clock

@@ -1,10 +1,10 @@
 """Tool calls of a chat request: what the model may call, what its text must then be, and how calls are found in it.
 
-tool_choice      text must be                    found by
-none             -                               -
-auto             -                               the parser of the model's format
-required         {"name": ..., "parameters": }   the same format's parser for bare JSON
-a function       its arguments                   the whole text is the arguments
+tool_choice      text must be                            found by
+none             what response_format says               -
+auto             calls, or what response_format says     the parser of the model's format
+required         calls                                   the same
+a function       its arguments                           the whole text is the arguments
 """
 
 from collections.abc import Callable, Mapping
@@ -13,11 +13,15 @@ from functools import partial
 from typing import Any
 
 from engine.errors import InvalidRequest
+from engine.grammar.calls import calls_grammar
 from engine.request.structured import StructuredOutputs
+from engine.text.tool_formats import TOOL_FORMATS
 from engine.text.tools import ToolCallArguments, ToolCallStart, ToolEvent, ToolParser, tool_parser
 from rpc.http.fields import Fields
+from rpc.http.sampling import response_schema
 
-REQUIRED_FORMAT = "llama3_json"
+DEFAULT_FORMAT = "llama3_json"
+"""Of calls that are forced, where the model's format is not known: it needs no markers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,33 +46,58 @@ class Tools:
 
 
 def tools_of(fields: Fields, format: str | None, *, allow_auto: bool) -> Tools:
-    """What `tools`, `tool_choice` and `parallel_tool_calls` say. Raises InvalidRequest.
+    """What `tools`, `tool_choice`, `parallel_tool_calls` and `response_format` say of calls. Raises InvalidRequest.
 
     Args:
         format: how the model writes calls; None if that is not known.
         allow_auto: the model may decide by itself.
     """
+    for name, successor in (("functions", "tools"), ("function_call", "tool_choice")):
+        if fields.raw(name) is not None:
+            fields.refuse(name, f"is not supported: OpenAI has replaced it by {successor}")
     schemas = [_function_tool(tool) for tool in fields.children("tools") or ()]
     choice = _tool_choice(fields, schemas)
-    if not schemas or choice == "none":
+    if not schemas or choice.mode == "none":
         return Tools()
-    if choice == "auto":
-        if not allow_auto or format is None:
-            why = "--no-enable-auto-tool-choice" if format else "its chat template shows no format; --tool-call-parser"
-            raise InvalidRequest("tool_choice", f'"auto" cannot be had from this server: {why}')
-        one_call = not fields.flag("parallel_tool_calls", True)
-        return Tools(schemas, None, partial(tool_parser, format), one_call, reads_markers=True)
     functions = {tool["function"]["name"]: _parameters(tool["function"]) for tool in schemas}
-    if not isinstance(choice, _Named):
-        constraint = StructuredOutputs(json=_any_call(functions))
-        return Tools(schemas, constraint, partial(tool_parser, REQUIRED_FORMAT), one_call=True)
-    constraint = StructuredOutputs(json=functions[choice.name])
-    return Tools(schemas, constraint, partial(_NamedCall, choice.name), one_call=True, ends_in_calls=False)
+    allowed = {name: functions[name] for name in choice.names} if choice.names else functions
+    if choice.mode == "function":
+        name, parameters = next(iter(allowed.items()))
+        constraint = StructuredOutputs(json=parameters)
+        return Tools(schemas, constraint, partial(_NamedCall, name), one_call=True, ends_in_calls=False)
+    if choice.mode == "auto" and (not allow_auto or format is None):
+        why = "--no-enable-auto-tool-choice" if format else "its chat template shows no format; --tool-call-parser"
+        raise InvalidRequest("tool_choice", f'"auto" cannot be had from this server: {why}')
+    format = format or DEFAULT_FORMAT
+    several = fields.flag("parallel_tool_calls", True)
+    return Tools(
+        schemas,
+        _constraint(fields, choice.mode, format, allowed, several),
+        partial(tool_parser, format, allowed.keys()),
+        one_call=not several,
+        reads_markers=True,
+    )
+
+
+def _constraint(
+    fields: Fields, mode: str, format: str, functions: Mapping[str, dict[str, Any]], several: bool
+) -> StructuredOutputs | None:
+    """What the text must be, if anything, so that it is calls or holds to the response's format."""
+    otherwise = response_schema(fields) if mode == "auto" else None
+    if mode == "auto" and otherwise is None:
+        return None
+    try:
+        return calls_grammar(TOOL_FORMATS[format], functions, several=several, otherwise=otherwise)
+    except RecursionError:
+        raise InvalidRequest("tools", "a schema is nested too deeply") from None
 
 
 @dataclass(frozen=True, slots=True)
-class _Named:
-    name: str
+class _Choice:
+    """`mode` is none, auto, required or function; `names` are the functions it is limited to, if it is."""
+
+    mode: str
+    names: tuple[str, ...] = ()
 
 
 def _function_tool(tool: Fields) -> dict[str, Any]:
@@ -80,54 +109,47 @@ def _function_tool(tool: Fields) -> dict[str, Any]:
     if not function.get("name", str):
         function.refuse("name", "is required")
     function.get("description", str)
-    parameters = function.child("parameters")
-    if parameters is not None:
-        parameters.child("$defs")
+    function.child("parameters")
     return tool.as_dict()
 
 
-def _tool_choice(fields: Fields, schemas: list[dict[str, Any]]) -> str | _Named:
+def _tool_choice(fields: Fields, schemas: list[dict[str, Any]]) -> _Choice:
     choice = fields.raw("tool_choice")
     if choice is None:
-        return "auto" if schemas else "none"
+        return _Choice("auto" if schemas else "none")
     if choice in ("none", "auto", "required"):
         if choice != "none" and not schemas:
             fields.refuse("tool_choice", "needs tools")
-        return str(choice)
+        return _Choice(choice)
     wanted = fields.child("tool_choice") if isinstance(choice, dict) else None
-    function = wanted.child("function") if wanted is not None else None
-    name = function.get("name", str) if function is not None else None
+    if wanted is not None and wanted.raw("type") == "allowed_tools":
+        return _allowed_tools(wanted.child("allowed_tools") or wanted, schemas)
+    if wanted is None or wanted.raw("function") is None:
+        fields.refuse("tool_choice", "must be none, auto, required or an object: a function, or allowed_tools")
+    return _Choice("function", (_known_name(wanted, schemas),))
+
+
+def _allowed_tools(wanted: Fields, schemas: list[dict[str, Any]]) -> _Choice:
+    mode, tools = wanted.get("mode", str), wanted.children("tools")
+    if mode not in ("auto", "required"):
+        wanted.refuse("mode", "must be auto or required")
+    if not tools:
+        wanted.refuse("tools", "at least one is required")
+    return _Choice(mode, tuple(_known_name(tool, schemas) for tool in tools))
+
+
+def _known_name(tool: Fields, schemas: list[dict[str, Any]]) -> str:
+    function = tool.child("function") or Fields({}, tool.path("function"))
+    name = function.get("name", str)
     if name is None:
-        fields.refuse("tool_choice", "must be none, auto, required or an object that names a function")
-    if name not in [tool["function"]["name"] for tool in schemas]:
-        fields.refuse("tool_choice.function.name", f"{name!r} is not among the tools")
-    return _Named(name)
+        function.refuse("name", "is required")
+    if name not in [schema["function"]["name"] for schema in schemas]:
+        function.refuse("name", f"{name[:40]!r} is not among the tools")
+    return name
 
 
 def _parameters(function: Mapping[str, Any]) -> dict[str, Any]:
     return function.get("parameters") or {"type": "object", "properties": {}}
-
-
-def _any_call(functions: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """The schema of a call of any of `functions`; their definitions move to its root, where references find them."""
-    definitions: dict[str, Any] = {}
-    calls = []
-    for name, parameters in functions.items():
-        for key, definition in (parameters.get("$defs") or {}).items():
-            if definitions.setdefault(key, definition) != definition:
-                raise InvalidRequest("tools", f"$defs {key!r} means different things in different tools")
-        calls.append(
-            {
-                "type": "object",
-                "properties": {
-                    "name": {"const": name},
-                    "parameters": {k: v for k, v in parameters.items() if k != "$defs"},
-                },
-                "required": ["name", "parameters"],
-                "additionalProperties": False,
-            }
-        )
-    return {"anyOf": calls, "$defs": definitions} if definitions else {"anyOf": calls}
 
 
 class _NamedCall:

@@ -3,7 +3,6 @@
 import json
 import random
 import sys
-from pathlib import Path
 from typing import Any
 
 import llguidance
@@ -20,23 +19,9 @@ from engine.plan import StepResult
 from engine.request.params import SamplingParams
 from engine.request.structured import StructuredOutputs
 from engine.text.tokenizer import TextTokenizer
-from loader.checkpoint import open_checkpoint
+from tests.grammar.conftest import EOS, VOCAB
 
-EOS = 2
-VOCAB = 49152
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "y"]}}, "required": ["a", "b"]}
-
-
-@pytest.fixture(scope="module")
-def tokenizer(smollm2: Path) -> TextTokenizer:
-    inner = open_checkpoint(smollm2).load_tokenizer()
-    assert inner is not None and inner.get_vocab_size() == VOCAB
-    return TextTokenizer(inner)
-
-
-@pytest.fixture(scope="module")
-def compiler(tokenizer: TextTokenizer) -> GrammarCompiler:
-    return GrammarCompiler(tokenizer, VOCAB, [EOS])
 
 
 @pytest.fixture(scope="module")
@@ -279,7 +264,8 @@ def test_without_llguidance_the_extra_is_named(tokenizer: TextTokenizer, monkeyp
         ({"json": "{"}, r"structured_outputs\.json: not a JSON schema"),
         ({"json": "[1]"}, r"structured_outputs\.json: a schema is a JSON object"),
         ({"json": {"a": {1}}}, r"structured_outputs\.json: not a JSON schema"),
-        ({"json": json.dumps({"description": "x" * 70_000})}, r"structured_outputs\.json: .*65536"),
+        ({"json": json.dumps({"pattern": "x" * 70_000})}, r"structured_outputs\.json: .*65536"),
+        ({"json": json.dumps({"description": "x" * (1 << 20)})}, r"structured_outputs\.json: .*1048576"),
         ({"json": "[" * 60_000}, r"structured_outputs\.json: not a JSON schema"),
         ({"json_object": 1}, r"structured_outputs\.json_object"),
         ({"regex": ""}, r"structured_outputs\.regex: must be a string of 1 to 65536"),

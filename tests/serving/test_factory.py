@@ -103,3 +103,14 @@ async def test_what_is_long_is_tokenized_and_made_text_off_the_loop(
                     assert await e.detokenize([500] * len(text))
     here, elsewhere = threads
     assert here == threading.get_ident() != elsewhere
+
+
+async def test_a_stop_string_that_is_a_special_token_is_told_of_once(
+    monkeypatch: pytest.MonkeyPatch, smollm2: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(monkeypatch, model=str(smollm2), kv_cache_memory_bytes=8 << 20) as (engine, _):
+        for _ in range(2):
+            await tokens_of(engine.generate([5, 6], params(stop=["<|im_end|>", "###"])))
+        await tokens_of(engine.generate([5, 6], params(stop="<|im_start|>", skip_special_tokens=False)))
+    told = [record.getMessage() for record in caplog.records if "stop string" in record.getMessage()]
+    assert len(told) == 1 and "'<|im_end|>'" in told[0] and "stop_token_ids" in told[0]

@@ -1,4 +1,5 @@
 import json
+from collections.abc import Collection
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -8,25 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.text.chat import ChatTemplate
-from engine.text.tools import (
-    TOOL_PARSERS,
-    TextDelta,
-    ToolCallArguments,
-    ToolCallStart,
-    ToolEvent,
-    tool_format,
-    tool_parser,
-)
+from engine.text.tool_formats import TOOL_FORMATS, TOOL_PARSERS, tool_format
+from engine.text.tools import TextDelta, ToolCallArguments, ToolCallStart, ToolEvent, tool_parser
 
 TEMPLATES = Path(__file__).parent / "templates"
 
+NAMES = {"get_weather", "clock", "f", "fé"}
 WEATHER = '{"name": "get_weather", "arguments": {"city": "Paris", "days": [1, 2]}}'
 CLOCK = '{"name": "clock", "arguments": {}}'
 
 
-def parse(format: str, *fragments: str) -> tuple[str, list[tuple[str, str]]]:
+def parse(format: str, *fragments: str, names: Collection[str] = NAMES) -> tuple[str, list[tuple[str, str]]]:
     """The text outside of calls, and each call's name and arguments, of a text that comes in fragments."""
-    parser = tool_parser(format)
+    parser = tool_parser(format, names)
     events: list[ToolEvent] = [event for fragment in fragments for event in parser.feed(fragment)]
     events += parser.finish()
     text, calls = "", list[list[str]]()
@@ -60,7 +55,9 @@ def wrapped(*calls: str) -> str:
         ("Let me see.\n\n" + wrapped(CLOCK) + "\nDone.", "Let me see.Done.", [("clock", "{}")]),
         ("<tool_call>" + CLOCK, "", [("clock", "{}")]),
         ("<tool_call>" + CLOCK + "so", "so", [("clock", "{}")]),
-        (wrapped('{"name": "clock"}'), "", [("clock", "{}")]),
+        (wrapped('{"name": "clock", "arguments": null}'), "", [("clock", "{}")]),
+        (wrapped('{"name": "clock", "arguments": ""}'), "", [("clock", "{}")]),
+        (wrapped('{"name": "f", "arguments": "{\\"x\\": 1}"}'), "", [("f", '{"x": 1}')]),
         (wrapped('{"arguments": {"a": "é"}, "name": "f"}'), "", [("f", '{"a": "é"}')]),
         (wrapped('{"name": "f", "arguments": {"a": "}</tool_call>\\""}}'), "", [("f", '{"a": "}</tool_call>\\""}')]),
         (wrapped('{"name": "f\\u00e9", "arguments": {"a": "x\ny"}, "id": 7}'), "", [("fé", '{"a": "x\ny"}')]),
@@ -69,6 +66,10 @@ def wrapped(*calls: str) -> str:
         # no calls: not a character is lost
         (" <tool_call>\nget_weather\n</tool_call> ", " <tool_call>\nget_weather\n</tool_call> ", []),
         (wrapped('{"name": 7, "arguments": {}}'), wrapped('{"name": 7, "arguments": {}}'), []),
+        (wrapped('{"name": "clock"}'), wrapped('{"name": "clock"}'), []),
+        (wrapped('{"name": "other", "arguments": {}}'), wrapped('{"name": "other", "arguments": {}}'), []),
+        (wrapped('{"name": ["f"], "arguments": {}}'), wrapped('{"name": ["f"], "arguments": {}}'), []),
+        (wrapped('{"name": "f", "arguments": "[1]"}'), wrapped('{"name": "f", "arguments": "[1]"}'), []),
         (wrapped('{"name": "f", "arguments": "x"}'), wrapped('{"name": "f", "arguments": "x"}'), []),
         (wrapped('{"name": "f", "arguments": {]}'), "]}\n</tool_call>", [("f", "{")]),
         ("a < b <tool", "a < b <tool", []),
@@ -100,6 +101,9 @@ CALL = '{"name": "f", "parameters": {"x": 1}}'
         ('{"type": "function", "name": "f", "parameters": {}}', "", [("f", "{}")]),
         ('{"name": "f", "arguments": {}}', "", [("f", "{}")]),
         ('{"answer": {"name": "f"}}', '{"answer": {"name": "f"}}', []),
+        ('{"name": "Bob", "age": 3}', '{"name": "Bob", "age": 3}', []),
+        ('{"name": "f", "age": 3}', '{"name": "f", "age": 3}', []),
+        ('{"name": "Bob", "parameters": {}}', '{"name": "Bob", "parameters": {}}', []),
         ('  {"name": "Ann"', '  {"name": "Ann"', []),
         (f"{CALL} That is {CALL}", f"That is {CALL}", [("f", '{"x": 1}')]),
         ('<|python_tag|>brave_search.call(query="x")', '<|python_tag|>brave_search.call(query="x")', []),
@@ -111,7 +115,7 @@ def test_llama3_json(text: str, rest: str, calls: list[tuple[str, str]]) -> None
 
 
 def test_arguments_stream_as_they_come() -> None:
-    parser = tool_parser("hermes")
+    parser = tool_parser("hermes", NAMES)
     assert parser.feed('Hi <tool_call>{"name": "f", "argum') == [TextDelta("Hi")]
     assert parser.feed('ents": {"a": ') == [ToolCallStart(0, "f"), ToolCallArguments(0, '{"a": ')]
     assert parser.feed("[1, ") == [ToolCallArguments(0, "[1, ")]
@@ -121,7 +125,7 @@ def test_arguments_stream_as_they_come() -> None:
 
 
 def test_text_is_held_back_only_while_it_may_be_a_marker() -> None:
-    parser = tool_parser("hermes")
+    parser = tool_parser("hermes", NAMES)
     assert parser.feed("one <to") == [TextDelta("one")]
     assert parser.feed("two") == [TextDelta(" <totwo")]
     assert parser.feed(" three <") == [TextDelta(" three")]
@@ -129,7 +133,7 @@ def test_text_is_held_back_only_while_it_may_be_a_marker() -> None:
 
 
 def test_a_json_answer_streams_from_its_first_key_on() -> None:
-    parser = tool_parser("llama3_json")
+    parser = tool_parser("llama3_json", NAMES)
     assert parser.feed('{"an') == []
     assert parser.feed('swer": ') == [TextDelta('{"answer":')]
 
@@ -185,15 +189,25 @@ def test_round_trip(calls: list[tuple[str, dict[str, Any]]], ascii: bool, size: 
     hermes = wrapped(*(json.dumps({"name": n, "arguments": a}, ensure_ascii=ascii) for n, a in calls))
     llama = "; ".join(json.dumps({"name": n, "parameters": a}, ensure_ascii=ascii) for n, a in calls)
     for format, text in (("hermes", hermes), ("llama3_json", llama)):
-        rest, found = parse(format, *(text[i : i + size] for i in range(0, len(text), size)))
+        fragments = [text[i : i + size] for i in range(0, len(text), size)]
+        rest, found = parse(format, *fragments, names={name for name, _ in calls})
         assert rest == ""
         assert [(name, json.loads(arguments)) for name, arguments in found] == calls
+
+
+@pytest.mark.parametrize("format", TOOL_PARSERS)
+def test_a_forced_call_is_found(format: str) -> None:
+    """The text that `calls_grammar` allows is one that the parser reads."""
+    made = TOOL_FORMATS[format]
+    call = made.head.replace("{}", '"f"') + '{"x": 1}}'
+    before, between, behind = made.around
+    assert parse(format, before + call + between + call + behind) == ("", [("f", '{"x": 1}')] * 2)
 
 
 @pytest.mark.slow
 def test_a_long_text_costs_time_in_proportion() -> None:
     """Nothing is searched from its start again for each fragment: a name of 200 kB, then 100,000 markers."""
-    parser = tool_parser("hermes")
+    parser = tool_parser("hermes", NAMES)
     parser.feed('<tool_call>{"name": "')
     for _ in range(100_000):
         assert parser.feed("ab") == []

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from engine.grammar.calls import calls_grammar
 from engine.request.outputs import Logprob
 from engine.request.params import SamplingParams
+from engine.text.tool_formats import TOOL_FORMATS
 from rpc.options import ServerOptions
 from tests.rpc.http.conftest import Http, HttpServing
 from tests.rpc.http.stream import all_events
@@ -27,6 +29,11 @@ WEATHER: dict[str, Any] = {
     },
 }
 TIME = {"type": "function", "function": {"name": "time"}}
+FUNCTIONS: dict[str, dict[str, Any]] = {
+    "weather": WEATHER["function"]["parameters"],
+    "time": {"type": "object", "properties": {}},
+}
+ALLOWED = "tool_choice.allowed_tools"
 
 
 async def post(http: Http, **body: Any) -> tuple[asyncio.Task[Any], Any]:
@@ -237,18 +244,58 @@ async def test_an_answer_without_a_call_is_text(hermes: Http) -> None:
     assert choice["message"] == {"role": "assistant", "content": "No need."} and choice["finish_reason"] == "stop"
 
 
-async def test_a_required_call_is_a_constraint(http: Http) -> None:
+async def test_required_calls_are_a_constraint(http: Http) -> None:
     call, request = await post(http, tools=[WEATHER, TIME], tool_choice="required", stream=True)
-    schema = json.loads(request.params.structured_outputs.json)
-    weather, time = schema["anyOf"]
-    assert schema["$defs"] == {"City": {"type": "string"}}  # where "#/$defs/City" points to
-    assert weather["properties"]["name"] == {"const": "weather"} and "$defs" not in weather["properties"]["parameters"]
-    assert time["required"] == ["name", "parameters"]
+    wanted = request.params.structured_outputs
+    assert wanted == calls_grammar(TOOL_FORMATS["llama3_json"], FUNCTIONS, several=True)
     request.push('{"name": "weather", "param', [1])
-    request.finish('eters": {"city": "Rome"}}', [1])
+    request.finish('eters": {"city": "Rome"}}; {"name": "time", "parameters": {}}', [1])
     chunks = (await all_events(await call))[:-1]
-    assert tool_calls(chunks) == [("weather", '{"city": "Rome"}')]
+    assert tool_calls(chunks) == [("weather", '{"city": "Rome"}'), ("time", "{}")]
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+async def test_one_required_call_in_the_models_own_format(hermes: Http) -> None:
+    call, request = await post(hermes, tools=[WEATHER, TIME], tool_choice="required", parallel_tool_calls=False)
+    wanted = request.params.structured_outputs
+    assert wanted == calls_grammar(TOOL_FORMATS["hermes"], FUNCTIONS, several=False)
+    request.finish('<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>', [1])
+    assert (await call).json()["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "time"
+
+
+@pytest.mark.parametrize("mode", ["required", "auto"])
+async def test_allowed_tools(hermes: Http, mode: str) -> None:
+    named = {"type": "function", "function": {"name": "time"}}
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [named]}}
+    call, request = await post(hermes, tools=[WEATHER, TIME], tool_choice=choice)
+    only_time = calls_grammar(TOOL_FORMATS["hermes"], {"time": FUNCTIONS["time"]}, several=True)
+    assert request.params.structured_outputs == (only_time if mode == "required" else None)
+    request.finish("".join(TWO_CALLS), [1])
+    message = (await call).json()["choices"][0]["message"]
+    assert [c["function"]["name"] for c in message["tool_calls"]] == ["time"]
+    assert '"name": "weather"' in message["content"]
+
+
+async def test_a_response_format_leaves_calls_possible(hermes: Http) -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "array"}}}
+    call, request = await post(hermes, tools=[WEATHER, TIME], response_format=wanted)
+    otherwise = {"type": "array"}
+    expected = calls_grammar(TOOL_FORMATS["hermes"], FUNCTIONS, several=True, otherwise=otherwise)
+    assert request.params.structured_outputs == expected
+    request.finish("[1]", [1])
+    assert (await call).json()["choices"][0]["message"]["content"] == "[1]"
+
+
+async def test_a_call_that_was_cut_off_may_come_back(http: Http) -> None:
+    cut = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Ro'}}
+    messages = [
+        *HELLO["messages"],
+        {"role": "assistant", "content": "", "tool_calls": [cut]},
+        {"role": "user", "content": "?"},
+    ]
+    call, request = await post(http, messages=messages)
+    request.finish("ok", [1])
+    assert (await call).status_code == 200
 
 
 async def test_a_named_function_is_its_arguments(http: Http) -> None:
@@ -269,6 +316,14 @@ async def test_a_named_function_is_its_arguments(http: Http) -> None:
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [TIME], "tool_choice": "perhaps"}, "tool_choice"),
         ({"tools": [TIME], "tool_choice": {"function": {"name": "nope"}}}, "tool_choice.function.name"),
+        ({"tools": [TIME], "tool_choice": {"type": "function"}}, "tool_choice"),
+        ({"tools": [TIME], "tool_choice": {"type": "allowed_tools", "allowed_tools": {}}}, ALLOWED + ".mode"),
+        (
+            {"tools": [TIME], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto"}}},
+            ALLOWED + ".tools",
+        ),
+        ({"functions": [{"name": "x"}]}, "functions"),
+        ({"function_call": "auto"}, "function_call"),
         ({"tools": {}}, "tools"),
         ({"tools": [{"type": "browser"}]}, "tools[0].type"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
@@ -292,6 +347,6 @@ async def test_auto_can_be_switched_off(http_serving: HttpServing) -> None:
 
 def test_the_flag_offers_the_formats_there_are() -> None:
     from engine.config import kinds_of
-    from engine.text.tools import TOOL_PARSERS
+    from engine.text.tool_formats import TOOL_PARSERS
 
     assert kinds_of(ServerOptions)["tool_call_parser"].choices == ("auto", *TOOL_PARSERS)

@@ -66,7 +66,8 @@ SCHEMA = {"type": "object"}
     ("body", "constraint"),
     [
         ({"response_format": {"type": "text"}}, None),
-        ({"response_format": {"type": "json_object"}}, {"json_object": True}),
+        ({"response_format": {"type": "json_object"}}, {"json": {"type": "object"}}),
+        ({"response_format": {"type": "json_object", "schema": {"type": "array"}}}, {"json": {"type": "array"}}),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}},
             {"json": SCHEMA},
