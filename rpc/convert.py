@@ -10,8 +10,9 @@ from engine.request.outputs import Delta, FinishReason, Logprob, TokenLogprobMap
 from engine.request.params import SamplingParams
 from engine.request.structured import StructuredOutputs
 from engine.serving.stream import MERGE_TOKENS
+from loader.generation import GenerationConfig
 from rpc.proto.engine.v1 import engine_pb2 as pb
-from rpc.sampling import set_fields
+from rpc.sampling import set_fields, with_defaults
 
 FINISH_REASONS: dict[FinishReason, pb.FinishReason.ValueType] = {
     "stop": pb.FINISH_REASON_STOP,
@@ -21,15 +22,15 @@ FINISH_REASONS: dict[FinishReason, pb.FinishReason.ValueType] = {
 }
 
 
-def sampling_params(message: pb.SamplingParams) -> SamplingParams:
-    """Raises InvalidRequest naming the field."""
+def sampling_params(message: pb.SamplingParams, defaults: GenerationConfig) -> SamplingParams:
+    """Raises InvalidRequest naming the field. What the model's folder says holds where nothing is given."""
     given = set_fields(message)
     if message.HasField("structured_outputs"):
         wanted = set_fields(message.structured_outputs)
         if "choice" in wanted:
             wanted["choice"] = tuple(message.structured_outputs.choice.texts)
         given["structured_outputs"] = StructuredOutputs(**wanted)
-    return SamplingParams(**given)
+    return SamplingParams(**with_defaults(given, defaults))
 
 
 def structured_outputs(wanted: StructuredOutputs) -> pb.StructuredOutputs:
@@ -105,5 +106,9 @@ def _positions(maps: Iterable[TokenLogprobMap | None]) -> Iterable[pb.PositionLo
 
 def _logprob(token_id: int, logprob: Logprob) -> pb.TokenLogprob:
     return pb.TokenLogprob(
-        token_id=token_id, logprob=logprob.logprob, rank=logprob.rank, decoded_token=logprob.decoded_token
+        token_id=token_id,
+        logprob=logprob.logprob,
+        rank=logprob.rank,
+        decoded_token=logprob.decoded_token,
+        token_bytes=logprob.token_bytes,
     )

@@ -12,7 +12,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from google.protobuf.message import Message
 
 from engine.request.params import SamplingParams
-from loader.checkpoint import GenerationConfig
+from loader.generation import SAMPLING_DEFAULTS, GenerationConfig
 
 
 def _plain_type(hint: Any) -> Any:
@@ -39,7 +39,14 @@ def _copied(value: Any) -> Any:
     return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
 
 
-def with_defaults(asked: Mapping[str, Any], defaults: GenerationConfig, names: Collection[str]) -> dict[str, Any]:
-    """What is not None of `asked`, and for those of `names` that are left out what the model's folder says."""
-    layers = [{name: getattr(defaults, name) for name in names}, asked]
-    return {name: value for layer in layers for name, value in layer.items() if value is not None}
+def with_defaults(
+    asked: Mapping[str, Any], defaults: GenerationConfig, names: Collection[str] = SAMPLING_DEFAULTS
+) -> dict[str, Any]:
+    """What is not None of `asked`, and for those of `names` that are left out what the model's folder says.
+
+    A beam search takes no defaults: it samples nothing.
+    """
+    given = {name: value for name, value in asked.items() if value is not None}
+    if given.get("use_beam_search"):
+        return given
+    return {name: value for name in names if (value := getattr(defaults, name)) is not None} | given

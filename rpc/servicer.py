@@ -61,7 +61,7 @@ class EngineServicer(pb_grpc.EngineServicer):
         engine = serving(self._engine)
         if len(request_id) > MAX_REQUEST_ID_CHARS:
             raise InvalidRequest("request_id", f"longer than {MAX_REQUEST_ID_CHARS} characters")
-        params = convert.sampling_params(request.sampling)
+        params = convert.sampling_params(request.sampling, engine.checkpoint.generation)
         token_ids = await self._prompt_token_ids(engine, request)
         await engine.compile_grammar(params)
         return engine.generate(

@@ -11,10 +11,14 @@ from loader.checkpoint import Checkpoint
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
-    """What is being served."""
+    """What is being served.
+
+    Attributes:
+        served_model_names: what clients may call it; at least one.
+    """
 
     model: str
-    served_model_name: str
+    served_model_names: tuple[str, ...]
     architecture: str
     vocab_size: int
     max_model_len: int
@@ -24,13 +28,18 @@ class ModelInfo:
     block_size: int
     version: str
 
+    @property
+    def served_model_name(self) -> str:
+        """What answers and metrics call it."""
+        return self.served_model_names[0]
+
 
 def model_info(config: EngineConfig, checkpoint: Checkpoint, ledger: MemoryLedger, device: DeviceInfo) -> ModelInfo:
     """The facts of an engine that has started."""
     decoder = checkpoint.decoder
     return ModelInfo(
         model=config.model,
-        served_model_name=config.served_model_name or checkpoint.path.resolve().name,
+        served_model_names=tuple(config.served_model_names or [checkpoint.path.resolve().name]),
         architecture=decoder.architecture,
         vocab_size=decoder.vocab_size,
         max_model_len=ledger.max_model_len,

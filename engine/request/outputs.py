@@ -13,11 +13,13 @@ class Logprob:
     Attributes:
         rank: 1 is the most likely.
         decoded_token: its text, None without a tokenizer.
+        token_bytes: its bytes, which may be a part of a character.
     """
 
     logprob: float
     rank: int
     decoded_token: str | None = None
+    token_bytes: bytes | None = None
 
 
 TokenLogprobMap = dict[int, Logprob]

@@ -30,6 +30,7 @@ class SequenceFactory:
         self._config = config
         self._vocab_size = checkpoint.decoder.vocab_size
         self._eos_token_ids = checkpoint.generation.eos_token_ids
+        self._max_new_tokens = checkpoint.generation.max_new_tokens
         self._max_model_len = max_model_len
         self._tokenizer = tokenizer
         self.grammars: GrammarCompiler | None = None
@@ -66,6 +67,7 @@ class SequenceFactory:
         self._tell_of_stops(params)
         if len(cache_salt) > MAX_SALT_CHARS:
             raise InvalidRequest("cache_salt", f"has {len(cache_salt)} characters, more than {MAX_SALT_CHARS}")
+        max_output = min(n for n in (room, params.max_tokens, self._max_new_tokens) if n is not None)
         seed = self._random.randrange(MAX_SEED + 1) if params.seed is None else params.seed
         bad_words = self._bad_word_ids(params)
         grammar = self._grammar(params)
@@ -75,7 +77,7 @@ class SequenceFactory:
                 request_id,
                 token_ids,
                 params,
-                max_output=room if params.max_tokens is None else min(params.max_tokens, room),
+                max_output=max_output,
                 seed=seed,
                 eos_token_ids=self._eos_token_ids,
                 index=choice,

@@ -201,8 +201,9 @@ class LiveRequest:
         return found
 
     def _logprob(self, token_id: int, logprob: float, rank: int) -> Logprob:
-        text = self._tokenizer.token_text(token_id) if self._tokenizer is not None else None
-        return Logprob(logprob, rank, text)
+        if self._tokenizer is None:
+            return Logprob(logprob, rank)
+        return Logprob(logprob, rank, self._tokenizer.token_text(token_id), self._tokenizer.token_bytes(token_id))
 
 
 def _no_text(token_id: int) -> str:

@@ -6,13 +6,14 @@ HTML escapes, `{% generation %}` blocks (marks for training, rendered as their c
 differences, as in vLLM: a content given as a list of text parts is joined by newlines first where
 the template expects a string; no content beside tool calls is "", no tool calls are no `tool_calls`.
 Arguments of tool calls go to the template as they come: some want a mapping, some JSON text.
-Read next: `engine/text/tokenizer.py`, `encode_rendered`.
+Read next: `engine/text/chat_renderer.py`, which has those of a model.
 """
 
 import json
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, TypedDict, Unpack
+from typing import Any, TypedDict
 
 import jinja2
 import jinja2.ext
@@ -96,6 +97,8 @@ class ChatTemplate:
         if continue_final_message and add_generation_prompt:
             raise InvalidRequest("continue_final_message", "cannot be combined with add_generation_prompt")
         checked = _checked_messages(messages, self._takes_parts)
+        if continue_final_message:
+            checked[-1] = _with_end(checked[-1])
         variables = {
             **extra,
             "tools": tools,
@@ -106,7 +109,7 @@ class ChatTemplate:
             text = self._render(checked, variables)
         except Exception as e:  # a template is code: on messages it did not expect it may raise anything
             raise InvalidRequest("messages", f"the chat template refused them: {e}") from e
-        return _cut_after(text, messages[-1].get("content")) if continue_final_message else text
+        return _cut_at_end(text) if continue_final_message else text
 
     def _render(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
         return self._template.render({**self._special_tokens, **variables, "messages": messages})
@@ -119,28 +122,6 @@ class ChatTemplate:
         except Exception:
             return False
         return _PROBE in text and repr(_PROBE) not in text and json.dumps(_PROBE) not in text
-
-
-def render_chat(
-    template: ChatTemplate | None,
-    special_tokens: Mapping[str, str],
-    messages: Sequence[Message],
-    **options: Unpack[ChatOptions],
-) -> str:
-    """The prompt text under the model's template, or the one in `options`. Raises InvalidRequest."""
-    variables: dict[str, Any] = dict(options)
-    source = variables.pop("chat_template", None)
-    extra = variables.pop("chat_template_kwargs", None) or {}
-    if taken := sorted(extra.keys() & {"messages", *ChatOptions.__annotations__}):
-        raise InvalidRequest("chat_template_kwargs", f"{', '.join(taken)} cannot be set here")
-    if source is not None:
-        try:
-            template = ChatTemplate(source, special_tokens)
-        except ConfigError as error:
-            raise InvalidRequest("chat_template", str(error)) from error
-    if template is None:
-        raise InvalidRequest("messages", "the model has no chat template")
-    return template.render(messages, **variables, **extra)
 
 
 class _Generation(jinja2.ext.Extension):
@@ -168,17 +149,25 @@ def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-def _cut_after(text: str, content: object) -> str:
-    """`text` up to the end of the last message's content, whose spaces at its ends a template may have stripped."""
-    if isinstance(content, Sequence) and not isinstance(content, str):
-        content = content[-1]["text"] if content else None
-    if not isinstance(content, str) or not content.strip():
+_END = uuid.uuid4().hex
+"""Behind the last message's text, to find where it ends; nobody else can have written it."""
+
+
+def _with_end(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with _END and a space behind its text; without the space again, the template strips contents."""
+    content = message["content"]
+    *parts, last = content if isinstance(content, list) else [{"text": content}]
+    if not last["text"].strip():
         raise InvalidRequest("continue_final_message", "the last message has no text to continue")
-    start = text.rfind(content.strip())
-    if start < 0:
+    marked = f"{last['text']}{_END} "
+    return {**message, "content": marked if isinstance(content, str) else [*parts, {**last, "text": marked}]}
+
+
+def _cut_at_end(text: str) -> str:
+    end = text.rfind(_END)
+    if end < 0:
         raise InvalidRequest("continue_final_message", "the chat template does not show the last message as it is")
-    whole = content.lstrip()
-    return text[: start + len(whole if text.startswith(whole, start) else whole.rstrip())]
+    return text[:end] if text.startswith(" ", end + len(_END)) else text[:end].rstrip()
 
 
 def _checked_messages(messages: Sequence[Message], takes_parts: bool) -> list[dict[str, Any]]:

@@ -16,7 +16,8 @@ turns invalid, sends the prompt's tail when the prompt ends inside a character, 
 bytes stay invalid (4,000 ids: 1.2 s), and can't tell what it holds when the output ends.
 
 Exception to the rule: a ByteFallback decoder turns a whole run of byte tokens into U+FFFD when the
-run is not valid UTF-8, including characters of it that were valid when they were sent. Those stay.
+run is not valid UTF-8, including characters of it that were valid when they were sent. Those stay, as in vLLM;
+`decode` has them, too.
 """
 
 from collections.abc import Sequence
@@ -29,6 +30,15 @@ _MAX_INVALID_IDS = 16
 _KEPT_IDS = 12
 """Of a longer run without a whole character, the last ids stay: 3 U+FFFD of at most 3 bytes each are 9."""
 _MAX_CONTEXT_IDS = 256
+
+
+def decode(tokenizer: TextTokenizer, token_ids: Sequence[int]) -> str:
+    """The text of a whole output, as its deltas concatenate to. Raises InvalidRequest for what is no id."""
+    text = tokenizer.decode(token_ids)
+    if CUT not in text or not tokenizer.byte_ids:
+        return text
+    detokenizer = Detokenizer(tokenizer, (), skip_special_tokens=True)
+    return detokenizer.push(token_ids) + detokenizer.finish()
 
 
 class Detokenizer:

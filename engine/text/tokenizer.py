@@ -18,6 +18,16 @@ CUT = "\ufffd"
 """What decoders give for bytes that are no character, such as half of one."""
 
 
+def _byte_alphabet() -> dict[str, int]:
+    """The byte of each character in which byte-level BPE spells its tokens: GPT-2's `bytes_to_unicode`."""
+    shown = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    hidden = [byte for byte in range(256) if byte not in shown]
+    return {chr(byte): byte for byte in shown} | {chr(256 + n): byte for n, byte in enumerate(hidden)}
+
+
+_BYTE_OF = _byte_alphabet()
+
+
 class TextTokenizer:
     """A checkpoint's tokenizer.
 
@@ -25,6 +35,7 @@ class TextTokenizer:
         bos_id: the id that the tokenizer's post-processor puts before a text, None if it puts none.
         special_ids: ids left out of the text under `skip_special_tokens`.
         special_texts: those ids' texts.
+        byte_ids: ids of a byte each that are made text in runs (`ByteFallback`); empty where there are none.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -35,6 +46,10 @@ class TextTokenizer:
         self._tokenizer = tokenizer
         added = tokenizer.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        self._added_ids = frozenset(added)
+        falls_back = "ByteFallback" in repr(tokenizer.decoder)
+        bytes_of = (tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256 if falls_back else 0))
+        self.byte_ids = frozenset(i for i in bytes_of if i is not None)
         self.special_texts = frozenset(added[i].content for i in self.special_ids)
         probe = tokenizer.encode("a")
         self.bos_id: int | None = probe.ids[0] if probe.special_tokens_mask[:1] == [1] else None
@@ -43,6 +58,7 @@ class TextTokenizer:
         self._anchor_len = len(self.decode(self._anchor))
         self._pieces = {skip: _Pieces(self, skip) for skip in (False, True)}
         self._texts: dict[int, str] = {}
+        self._bytes: dict[int, bytes] = {}
 
     @property
     def vocab_size(self) -> int:
@@ -108,6 +124,28 @@ class TextTokenizer:
     def joins_bytes(self) -> bool:
         """Whether a text's bytes are its tokens' bytes joined (byte-level BPE), so that decoding needs no context."""
         return isinstance(self._tokenizer.decoder, ByteLevel)
+
+    def token_id(self, text: str) -> int | None:
+        """The id of the token that is spelled so, None if there is none."""
+        return self._tokenizer.token_to_id(text)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """A token's own bytes, which may be a part of a character; an unknown id has none.
+
+        Those of a text's tokens concatenate to the text's, but for a space that a decoder strips at its start.
+        """
+        made = self._bytes.get(token_id)
+        if made is None:
+            made = self._bytes[token_id] = self._spelled_bytes(token_id)
+        return made
+
+    def _spelled_bytes(self, token_id: int) -> bytes:
+        spelling = self._tokenizer.id_to_token(token_id) or ""
+        if token_id in self.byte_ids:
+            return bytes.fromhex(spelling[3:5])
+        if self.joins_bytes and token_id not in self._added_ids:
+            return bytes(_BYTE_OF[char] for char in spelling if char in _BYTE_OF)
+        return self.token_text(token_id).encode()
 
     def token_text(self, token_id: int) -> str:
         """Text of one token inside a sentence: its leading space kept, special tokens spelled out.

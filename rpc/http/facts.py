@@ -1,6 +1,7 @@
 """What the server says about itself: models, version, health, readiness, metrics."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from prometheus_client import generate_latest
@@ -17,22 +18,26 @@ PLAIN_METRICS = "text/plain; version=0.0.4; charset=utf-8"
 
 
 async def models(service: Service, fields: Fields) -> ASGIApp:
-    """The one model, in OpenAI's list."""
-    return JSONResponse({"object": "list", "data": [_model(service)]})
+    """The one model, in OpenAI's list, under each of its names."""
+    return JSONResponse({"object": "list", "data": [_model(service, name) for name in _names(service)]})
 
 
 async def model(service: Service, fields: Fields) -> ASGIApp:
     """The model by its name. Raises UnknownModel."""
-    facts, wanted = _model(service), fields.get("model", str)
-    if wanted != facts["id"]:
-        raise UnknownModel(wanted or "", facts["id"])
-    return JSONResponse(facts)
+    names, wanted = _names(service), fields.get("model", str) or ""
+    if wanted not in names:
+        raise UnknownModel(wanted, names[0])
+    return JSONResponse(_model(service, wanted))
 
 
-def _model(service: Service) -> dict[str, Any]:
-    info = loaded(service.engine).info
+def _names(service: Service) -> Sequence[str]:
+    return loaded(service.engine).info.served_model_names
+
+
+def _model(service: Service, name: str) -> dict[str, Any]:
+    info = service.engine.info
     return {
-        "id": info.served_model_name,
+        "id": name,
         "object": "model",
         "created": service.started,
         "owned_by": "engine-llm",

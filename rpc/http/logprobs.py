@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from engine.request.outputs import Logprob, TokenLogprobMap
-from engine.text.tokenizer import CUT
 
 
 class CompletionLogprobs:
@@ -68,5 +67,5 @@ def _chat_position(tokens: list[Logprob], num_top: int) -> dict[str, Any]:
 
 def _chat_token(token: Logprob) -> dict[str, Any]:
     text = token.decoded_token or ""
-    # Bytes of a token that is a part of a character are not known here.
-    return {"token": text, "logprob": token.logprob, "bytes": None if CUT in text else list(text.encode())}
+    spelled = None if token.token_bytes is None else list(token.token_bytes)
+    return {"token": text, "logprob": token.logprob, "bytes": spelled}

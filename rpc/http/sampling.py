@@ -9,7 +9,7 @@ from typing import Any
 from engine.errors import InvalidRequest
 from engine.request.params import SamplingParams
 from engine.request.structured import StructuredOutputs
-from loader.checkpoint import GenerationConfig
+from loader.generation import GenerationConfig
 from rpc.http.fields import Fields
 from rpc.sampling import LISTS, SCALARS, with_defaults
 
@@ -55,7 +55,7 @@ def sampling_params(
         "logprobs": logprobs,
         "prompt_logprobs": prompt_logprobs,
     }
-    given = with_defaults(asked, defaults, ("temperature", "top_p", "top_k"))
+    given = with_defaults(asked, defaults)
     return SamplingParams(**given, max_tokens=max_tokens)
 
 

@@ -11,7 +11,6 @@ from functools import cached_property
 from engine.engine import Engine
 from engine.request.params import SamplingParams
 from engine.serving.stream import OutputStream
-from engine.text.chat import ChatTemplate
 from engine.text.tool_formats import tool_format
 from rpc.auth import TENANT, ApiKeys
 from rpc.calls import Calls, own_id, serving
@@ -55,16 +54,14 @@ class Service:
         """How the model writes tool calls, None if nothing says so; for a loaded engine."""
         if self.options.tool_call_parser != "auto":
             return self.options.tool_call_parser
-        checkpoint = self.engine.checkpoint
-        if checkpoint.chat_template is None:
-            return None
-        return tool_format(ChatTemplate(checkpoint.chat_template, checkpoint.special_tokens))
+        template = self.engine.chat.template(for_tools=True)
+        return None if template is None else tool_format(template)
 
     def serving_engine(self, fields: Fields) -> Engine:
         """The engine, if it takes work and is what `model` asks for. Raises EngineStopped and UnknownModel."""
         engine = serving(self.engine)
         model = fields.get("model", str)
-        if model not in (None, engine.info.served_model_name):
+        if model is not None and model not in engine.info.served_model_names:
             raise UnknownModel(model or "", engine.info.served_model_name)
         return engine
 

@@ -109,7 +109,9 @@ def _function_tool(tool: Fields) -> dict[str, Any]:
     if not function.get("name", str):
         function.refuse("name", "is required")
     function.get("description", str)
-    function.child("parameters")
+    parameters = function.child("parameters")
+    if parameters is not None:
+        parameters.child("$defs")
     return tool.as_dict()
 
 

@@ -11,7 +11,7 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 from engine.errors import InvalidRequest
 from engine.request.params import SamplingParams
 from engine.request.structured import StructuredOutputs
-from loader.checkpoint import GenerationConfig
+from loader.generation import GenerationConfig
 from rpc.sampling import set_fields, with_defaults
 
 _NOT_SERVED = (
@@ -19,7 +19,7 @@ _NOT_SERVED = (
     *("kv_transfer_params", "kv_transfer_params_json"),
 )
 _SHAPED_HERE = {"spaces_between_special_tokens", "grammar_from_first_token", "truncate_prompt_tokens", "seed"}
-_DEFAULTED = ("temperature", "top_p")
+_DEFAULTED = ("temperature", "top_p", "repetition_penalty")
 _CONSTRAINTS = {"json_schema": "json", "regex": "regex", "grammar": "grammar", "json_object": "json_object"}
 
 

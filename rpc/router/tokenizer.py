@@ -8,7 +8,8 @@ import io
 import zipfile
 from pathlib import Path
 
-from loader.checkpoint import CONFIG_FILE, GENERATION_FILE, TEMPLATE_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
+from loader.checkpoint import CONFIG_FILE, TEMPLATE_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
+from loader.generation import GENERATION_FILE
 
 FILES = (
     *(TOKENIZER_FILE, TOKENIZER_CONFIG_FILE, CONFIG_FILE, GENERATION_FILE, TEMPLATE_FILE),

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any, ClassVar, Self, Unpack
 
 import pytest
@@ -12,13 +13,17 @@ from engine.errors import EngineStopped, InvalidRequest, OverCapacity
 from engine.request.outputs import Delta
 from engine.request.params import SamplingParams
 from engine.serving.stream import OutputChannel, OutputStream
-from engine.text.chat import ChatOptions, ChatTemplate, Message, render_chat
+from engine.text.chat import ChatOptions, Message
+from engine.text.chat_renderer import ChatRenderer
 from engine.text.tokenizer import TextTokenizer
+from loader.generation import GenerationConfig
 from tests.text import samples
 
-TEMPLATE = ChatTemplate(
-    "{% for m in messages %}{{ m.role[0] }}{{ m.content }}{% endfor %}{{ tools | length if tools }}{{ x }}"
-    "{% if add_generation_prompt %}>{% endif %}",
+CHAT = ChatRenderer(
+    {
+        "default": "{% for m in messages %}{{ m.role[0] }}{{ m.content }}{% endfor %}"
+        "{{ tools | length if tools }}{{ x }}{% if add_generation_prompt %}>{% endif %}"
+    },
     {},
 )
 Answer = Callable[["ScriptedEngine", OutputChannel, list[int]], None]
@@ -50,6 +55,7 @@ class ScriptedEngine:
         self.most_live = 0
         self.is_open = False
         self.resets = 0
+        self.checkpoint = SimpleNamespace(generation=GenerationConfig())
         self.tokenizer: TextTokenizer | None = samples.byte_level()
 
     async def __aenter__(self) -> Self:
@@ -71,7 +77,7 @@ class ScriptedEngine:
         return [ord(c) for c in text]
 
     def chat_text(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> str:
-        return render_chat(TEMPLATE, {}, messages, **options)
+        return CHAT.render(messages, **options)
 
     async def encode_chat(self, text: str) -> list[int]:
         return [1, *await self.tokenize(text)]

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from loader.checkpoint import GenerationConfig, open_checkpoint
+from loader.checkpoint import open_checkpoint
 from loader.errors import CheckpointError
+from loader.generation import GenerationConfig
 from tests.loader.files import GOLDEN, LLAMA, copy_checkpoint, write_json
 
 
@@ -90,9 +91,24 @@ def test_a_top_p_of_0_leaves_the_default_to_the_engine(folder: Path) -> None:
     assert (generation.top_p, generation.temperature) == (None, 0)
 
 
-def test_generation_defaults_out_of_range_are_all_listed(folder: Path) -> None:
-    write_json(folder / "generation_config.json", {"temperature": -1, "top_p": 1.5, "top_k": 0.5})
-    assert [p.split(":")[1].strip() for p in problems(folder)] == ["temperature", "top_p", "top_k"]
+def test_generation_defaults_out_of_range_are_left_out_with_a_warning(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad = {"temperature": -1, "top_p": 1.1, "top_k": -1, "min_p": "x", "repetition_penalty": 0, "max_new_tokens": 0.5}
+    write_json(folder / "generation_config.json", bad | {"eos_token_id": 2})
+    assert open_checkpoint(folder).generation == GenerationConfig(eos_token_ids=(2,), bos_token_id=1)
+    told = [record.getMessage() for record in caplog.records]
+    assert [message.split(": ")[1] for message in told] == list(bad)
+    assert "generation_config.json: top_p: 1.1 is not a number from 0 to 1; it is ignored" in told[1]
+
+
+def test_further_templates_are_files(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text("plain")
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
+    checkpoint = open_checkpoint(folder)
+    assert checkpoint.chat_templates == {"default": "plain", "tool_use": "tools"}
+    assert checkpoint.chat_template == "plain"
 
 
 def test_path_errors(tmp_path: Path) -> None:

@@ -298,4 +298,4 @@ def test_smollm2_tokenizer_and_template(smollm2: Path) -> None:
     assert tokenizer.encode("<|im_start|>").ids == [1]
     assert checkpoint.special_tokens["eos_token"] == "<|im_end|>"
     assert checkpoint.chat_template is not None and "<|im_start|>" in checkpoint.chat_template
-    assert checkpoint.generation.eos_token_ids == (2,)
+    assert checkpoint.generation.eos_token_ids == (2, 0)  # <|im_end|>, which the file names, and <|endoftext|>

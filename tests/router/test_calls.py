@@ -18,7 +18,7 @@ from smg_grpc_proto.generated import vllm_engine_pb2_grpc as pb_grpc
 from engine.errors import OverCapacity
 from engine.request.outputs import Logprob
 from engine.request.structured import StructuredOutputs
-from loader.checkpoint import GenerationConfig
+from loader.generation import GenerationConfig
 from rpc.router.params import sampling_params
 from tests.router.checkpoint import TEMPLATE
 from tests.router.conftest import Routed

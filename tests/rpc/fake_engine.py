@@ -18,10 +18,12 @@ from engine.observe.snapshot import EngineStats, Snapshot, TenantStats
 from engine.request.outputs import Delta
 from engine.request.params import SamplingParams
 from engine.serving.stream import OutputChannel, OutputStream
-from loader.checkpoint import GenerationConfig
+from engine.text.chat_renderer import ChatRenderer
+from loader.generation import GenerationConfig
 
 INFO = SimpleNamespace(
-    model="/models/tiny", served_model_name="tiny", architecture="LlamaForCausalLM", max_model_len=2048,
+    model="/models/tiny", served_model_name="tiny",
+    served_model_names=("tiny",), architecture="LlamaForCausalLM", max_model_len=2048,
     vocab_size=49152, dtype="bfloat16", device="cpu: test", num_blocks=77, block_size=16, version="0.1.0",
 )  # fmt: skip
 
@@ -78,8 +80,12 @@ class FakeEngine(ENGINE):
         self.state = "starting"
         self.info = INFO
         self.checkpoint = SimpleNamespace(
-            generation=GenerationConfig(eos_token_ids=(2,)), chat_template=None, special_tokens={"bos_token": "<s>"}
+            generation=GenerationConfig(eos_token_ids=(2,)),
+            chat_templates={},
+            chat_template=None,
+            special_tokens={"bos_token": "<s>"},
         )
+        self.chat = ChatRenderer({}, {})
         self.is_traced = False
         self.tokenizer = SimpleNamespace(token_text=chr)
         self.metrics = CollectorRegistry()

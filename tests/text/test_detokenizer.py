@@ -1,12 +1,13 @@
 """Streamed text against the one-shot decode of the same ids."""
 
+import random
 from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.text.detokenizer import Detokenizer
+from engine.text.detokenizer import Detokenizer, decode
 from engine.text.tokenizer import TextTokenizer
 from tests.text.samples import KINDS, TEXTS, byte_fallback, byte_level, metaspace
 
@@ -116,6 +117,35 @@ def test_valid_characters_of_a_run_that_turns_invalid_stay() -> None:
     ascii_byte = 3 + ord("A")
     assert stream(tokenizer, [], [ascii_byte, first_byte, bang]) == ["A", "", CUT + "!", ""]
     assert tokenizer.decode([ascii_byte, first_byte, bang]) == CUT + CUT + "!"
+    assert decode(tokenizer, [ascii_byte, first_byte, bang]) == "A" + CUT + "!"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_deltas_are_the_whole_text(kind: str) -> None:
+    tokenizer = KINDS[kind]()
+    pick = random.Random(7)
+    pool = [
+        *range(tokenizer.vocab_size),
+        *tokenizer.encode("Hello two 你龘", False),
+        *tokenizer.encode("龘", False) * 9,
+    ]
+    for _ in range(300):
+        output = [pick.choice(pool) for _ in range(pick.randrange(30))]
+        assert "".join(stream(tokenizer, [], output)) == decode(tokenizer, output)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("text", TEXTS)
+def test_the_tokens_bytes_are_the_texts(kind: str, text: str) -> None:
+    """Also where a token is a part of a character; a decoder may strip a space at the start."""
+    tokenizer = KINDS[kind]()
+    ids = tokenizer.encode(text, False)
+    if CUT in text or tokenizer.decode(ids).strip() != text.strip():
+        return  # the sample's vocabulary does not spell it
+    assert b"".join(map(tokenizer.token_bytes, ids)).strip() == text.strip().encode()
+    assert all(
+        tokenizer.token_bytes(i) == tokenizer.token_text(i).encode() for i in ids if CUT not in tokenizer.token_text(i)
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -18,7 +18,7 @@ _COLOURS = dict(zip(PHASES, ("c1", "c2", "c3", "c4", "c5", "c8", "c6", "c7"), st
 def make_page(profile: Profile, config: EngineConfig, report: Report) -> Page:
     """The page of `report`, which was made of `profile`."""
     iterations, requests = profile.iterations, profile.requests
-    model = config.served_model_name or Path(config.model).name
+    model = next(iter(config.served_model_names), Path(config.model).name)
     return Page(
         title=f"Profile of {model}",
         subtitle=" · ".join(summary(report)),

@@ -117,9 +117,14 @@ async def test_choices_are_told_apart(http: Http) -> None:
 async def test_logprobs(http: Http, stream: bool) -> None:
     call, request = await post(http, logprobs=True, top_logprobs=2, stream=stream)
     assert request.params.logprobs == 2
-    position = {5: Logprob(-3.0, 9, "é"), 6: Logprob(-0.5, 1, "a"), 7: Logprob(-1.0, 2, "\ufffd")}
+    e_acute, a_token = ("é", "é".encode()), ("a", b"a")
+    position = {
+        5: Logprob(-3.0, 9, *e_acute),
+        6: Logprob(-0.5, 1, *a_token),
+        7: Logprob(-1.0, 2, "\ufffd", b"\xc3"),  # a part of a character has bytes of its own
+    }
     request.push("é", [5], logprobs=(position,))
-    request.finish("a", [6], logprobs=({6: Logprob(-0.25, 1, "a"), 5: Logprob(-2.0, 2, "é")},))
+    request.finish("a", [6], logprobs=({6: Logprob(-0.25, 1, *a_token), 5: Logprob(-2.0, 2, *e_acute)},))
     answer = await call
     bodies = (await all_events(answer))[:-1] if stream else [answer.json()]
     choices = [body["choices"][0] for body in bodies]
@@ -129,7 +134,7 @@ async def test_logprobs(http: Http, stream: bool) -> None:
         {
             **e,
             "logprob": -3.0,
-            "top_logprobs": [{**a, "logprob": -0.5}, {"token": "\ufffd", "logprob": -1.0, "bytes": None}],
+            "top_logprobs": [{**a, "logprob": -0.5}, {"token": "\ufffd", "logprob": -1.0, "bytes": [195]}],
         },
         {**a, "logprob": -0.25, "top_logprobs": [{**a, "logprob": -0.25}, {**e, "logprob": -2.0}]},
     ]

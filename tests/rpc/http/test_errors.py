@@ -160,8 +160,6 @@ async def test_a_constraint_that_fails_on_the_way_is_the_callers_mistake(
         (CHAT, {"messages": ["hi"]}, "messages[0]"),
         (CHAT, {"messages": [{"role": 1, "content": "x"}]}, "messages[0].role"),
         (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].function"),
-        (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}]},
-         "messages[0].tool_calls[0].function.arguments"),
         (CHAT, HELLO | {"max_tokens": -1}, "max_tokens"),
         (CHAT, HELLO | {"max_tokens": 5, "max_completion_tokens": -1}, "max_completion_tokens"),
         (CHAT, HELLO | {"top_logprobs": 2}, "top_logprobs"),
@@ -261,7 +259,7 @@ async def test_a_chat_knows_other_names_than_the_engine(http: Http, field: str, 
 
 
 async def test_a_bad_schema_is_named_as_the_caller_gave_it(http: Http) -> None:
-    format = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"description": "x" * (1 << 16)}}}
+    format = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"pattern": "x" * (1 << 16)}}}
     assert (await http.refusal(CHAT, **HELLO, response_format=format))[:2] == (
         400,
         "response_format.json_schema.schema",

@@ -64,6 +64,16 @@ async def test_an_engine_that_stands_still_is_neither_ready_nor_well(http_servin
         assert (await status(http, "/health"), await status(http, "/ready")) == ((200, "serving"), (200, "serving"))
 
 
+async def test_a_model_of_several_names(http: Http, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http.engine.info, "served_model_names", ("tiny", "small"))
+    models = (await http.client.get("/v1/models")).json()["data"]
+    assert [model["id"] for model in models] == ["tiny", "small"]
+    assert (await http.client.get("/v1/models/small")).json()["id"] == "small"
+    call = asyncio.create_task(http.client.post("/v1/completions", json={"model": "small", "prompt": "x"}))
+    (await http.next_request()).finish("y", [1])
+    assert (await call).json()["model"] == "tiny"
+
+
 async def test_the_version_the_models_and_the_metrics(http: Http) -> None:
     gauge = Gauge("vllm:num_requests_running", "Sequences that have a row.", registry=http.engine.metrics)
     gauge.set(3)

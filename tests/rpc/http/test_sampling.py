@@ -9,7 +9,7 @@ import pytest
 
 from engine.request.params import SamplingParams
 from engine.request.structured import StructuredOutputs
-from loader.checkpoint import GenerationConfig
+from loader.generation import GenerationConfig
 from tests.rpc.http.conftest import Http
 
 GIVEN: dict[str, Any] = {
