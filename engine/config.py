@@ -13,6 +13,7 @@ from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from engine.errors import ConfigError
+from loader.errors import shown
 
 DeviceKind = Literal["auto", "cuda", "cpu"]
 DType = Literal["auto", "bfloat16", "float16", "float32"]
@@ -180,7 +181,7 @@ class Kind:
             raise ValueError(f"{value} is out of range, must be {limits}")
 
     def _not(self, value: object) -> ValueError:
-        return ValueError(f"{value!r} is not {self.noun}" + (", nor none" if self.optional else ""))
+        return ValueError(f"{shown(value)} is not {self.noun}" + (", nor none" if self.optional else ""))
 
 
 def kinds_of(config: type[Any]) -> dict[str, Kind]:

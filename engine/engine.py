@@ -47,6 +47,7 @@ from engine.text.detokenizer import decode
 from engine.text.model import open_model
 from engine.text.tokenizer import TextTokenizer, need_tokenizer
 from loader.checkpoint import Checkpoint
+from loader.errors import shown
 
 logger = logging.getLogger(__name__)
 
@@ -242,7 +243,7 @@ class Engine:
             raise EngineStopped(f"the engine is {loop.state}")
         request_id = request_id or uuid.uuid4().hex
         if (channel := self._channels.get(request_id)) is not None and not channel.ended:
-            raise InvalidRequest("request_id", f"{request_id!r} is in use")
+            raise InvalidRequest("request_id", f"{shown(request_id)} is in use")
         token_ids = self._factory.prompt_token_ids(prompt, params)
         sequences = self._factory.sequences(
             request_id, token_ids, params, priority=priority, tenant=tenant, cache_salt=cache_salt

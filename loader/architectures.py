@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from loader.decoder import DecoderConfig
-from loader.errors import CheckpointError
+from loader.errors import CheckpointError, shown
 from loader.fields import Fields
 from loader.rope_config import read_rope
 
@@ -138,12 +138,14 @@ def _architecture(config: Mapping[str, Any], path: Path) -> tuple[str, Architect
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and len(names) == 1 else names
     if not isinstance(name, str) or name not in ARCHITECTURES:
-        raise CheckpointError(path, [f"architectures: {name!r} is not supported, expected {', '.join(ARCHITECTURES)}"])
+        raise CheckpointError(
+            path, [f"architectures: {shown(name)} is not supported, expected {', '.join(ARCHITECTURES)}"]
+        )
     architecture = ARCHITECTURES[name]
     model_type = config.get("model_type", architecture.model_type)
     if model_type != architecture.model_type:
         raise CheckpointError(
-            path, [f"model_type: {model_type!r} contradicts {name}, expected {architecture.model_type!r}"]
+            path, [f"model_type: {shown(model_type)} contradicts {name}, expected {shown(architecture.model_type)}"]
         )
     return name, architecture
 
@@ -166,10 +168,10 @@ def _dtype(fields: Fields) -> str:
     """`dtype`, or `torch_dtype` as it was called; float32 when neither is there, as in transformers."""
     new, old = fields.get("dtype"), fields.get("torch_dtype")
     if new is not None and old is not None and new != old:
-        fields.problem("dtype", f"{new!r} contradicts torch_dtype {old!r}")
+        fields.problem("dtype", f"{shown(new)} contradicts torch_dtype {shown(old)}")
     dtype = new or old or "float32"
     if dtype not in DTYPE_NAMES:
-        fields.problem("dtype", f"{dtype!r} is not supported, expected one of {', '.join(DTYPE_NAMES)}")
+        fields.problem("dtype", f"{shown(dtype)} is not supported, expected one of {', '.join(DTYPE_NAMES)}")
     return str(dtype)
 
 
@@ -177,7 +179,7 @@ def _activation(fields: Fields, architecture: Architecture) -> str:
     activation = fields.get("hidden_act")
     if activation not in architecture.activations:
         fields.problem(
-            "hidden_act", f"{activation!r} is not supported, expected {' or '.join(architecture.activations)}"
+            "hidden_act", f"{shown(activation)} is not supported, expected {' or '.join(architecture.activations)}"
         )
     return str(activation)
 
@@ -188,7 +190,7 @@ def _windows(fields: Fields, name: str, layers: int) -> tuple[int | None, ...]:
     enabled = fields.flag("use_sliding_window", True)
     fields.get("max_window_layers")
     if enabled and window not in (None, 0):
-        fields.problem("sliding_window", f"{window!r} is not supported for {name}, expected null")
+        fields.problem("sliding_window", f"{shown(window)} is not supported for {name}, expected null")
     layer_types = fields.get("layer_types")
     if layer_types is not None and layer_types != ["full_attention"] * layers:
         fields.problem("layer_types", f"expected full_attention for each of {layers} layers")
@@ -199,9 +201,9 @@ def _refuse_the_rest(fields: Fields, neutral: Mapping[str, tuple[Any, ...]]) -> 
     quantization = fields.get("quantization_config")
     if quantization is not None:
         method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-        fields.problem("quantization_config", f"quantization {method!r} is not supported")
+        fields.problem("quantization_config", f"quantization {shown(method)} is not supported")
     for name in fields.unused():
         value = fields.values[name]
         if name in HARMLESS or value in neutral.get(name, ()):
             continue
-        fields.problem(name, f"{value!r} is not a setting this engine knows, and it may change the model's output")
+        fields.problem(name, f"{shown(value)} is not a setting this engine knows, and it may change the model's output")

@@ -8,6 +8,7 @@ Rules that callers rely on:
 Read next: `loader/architectures.py` (config.json), `loader/weights.py` (the tensors).
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from tokenizers import Tokenizer
 
 from loader.architectures import decoder_config
 from loader.decoder import DecoderConfig
-from loader.errors import CheckpointError
+from loader.errors import MAX_SHOWN, CheckpointError, shown
 from loader.fields import read_json_object
 from loader.generation import GenerationConfig, read_generation
 
@@ -55,9 +56,12 @@ class Checkpoint:
         if not file.exists():
             return None
         try:
-            return Tokenizer.from_file(str(file))
+            tokenizer = Tokenizer.from_file(str(file))
         except Exception as error:  # tokenizers raises bare Exception
-            raise CheckpointError(file, [f"is not a tokenizer: {error}"]) from error
+            raise CheckpointError(file, [f"is not a tokenizer: {str(error)[:MAX_SHOWN]}"]) from error
+        if tokenizer.post_processor is not None:
+            _check_post_processor(file, json.loads(tokenizer.post_processor.__getstate__()))
+        return tokenizer
 
 
 def open_checkpoint(path: Path | str) -> Checkpoint:
@@ -86,6 +90,15 @@ def _open_folder(path: Path) -> Checkpoint:
         chat_templates=_chat_templates(path, tokenizer_config),
         special_tokens=_special_tokens(tokenizer_config),
     )
+
+
+def _check_post_processor(file: Path, processor: Mapping[str, Any]) -> None:
+    """A template that names a token it does not define ends tokenizers with a panic, which is no Exception."""
+    for each in [processor, *processor.get("processors", ())]:
+        pieces = [*(each.get("single") or ()), *(each.get("pair") or ())]
+        wanted = {piece["SpecialToken"]["id"] for piece in pieces if "SpecialToken" in piece}
+        if missing := sorted(wanted - (each.get("special_tokens") or {}).keys()):
+            raise CheckpointError(file, [f"post_processor: {shown(missing[0])} is not among its special_tokens"])
 
 
 def _read_optional(path: Path) -> dict[str, Any]:

@@ -17,3 +17,15 @@ class CheckpointError(Exception):
         self.problems = tuple(problems)
         lines = self.problems if len(self.problems) == 1 else ["", *(f"  - {p}" for p in self.problems)]
         super().__init__(f"{path}: " + "\n".join(lines))
+
+
+MAX_SHOWN = 200
+"""Characters of somebody's value that an error repeats."""
+
+
+def shown(value: object) -> str:
+    """A value as Python writes it, as far as an error repeats it."""
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"an integer of {value.bit_length()} bits"  # Python refuses to write out very long ones
+    text = repr(value[:MAX_SHOWN] if isinstance(value, str | bytes) else value)
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from loader.errors import CheckpointError
+from loader.errors import CheckpointError, shown
 
 MAX_SIZE = (1 << 31) - 1
 
@@ -55,7 +55,7 @@ class Fields:
             return default
         if type(value) is int and 1 <= value <= maximum:
             return value
-        found = "is missing" if value is None else f"found {value!r}"
+        found = "is missing" if value is None else f"found {shown(value)}"
         self.problem(name, f"{found}, expected an integer from 1 to {maximum}")
         return default or 1
 
@@ -66,7 +66,7 @@ class Fields:
             return default
         if type(value) in (int, float) and math.isfinite(value) and value > above:
             return float(value)
-        found = "is missing" if value is None else f"found {value!r}"
+        found = "is missing" if value is None else f"found {shown(value)}"
         self.problem(name, f"{found}, expected a number above {above:g}")
         return default or 1.0
 
@@ -74,7 +74,7 @@ class Fields:
         value = self.get(name)
         if value is None or isinstance(value, bool):
             return default if value is None else value
-        self.problem(name, f"found {value!r}, expected true or false")
+        self.problem(name, f"found {shown(value)}, expected true or false")
         return default
 
     def unused(self) -> list[str]:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from loader.architectures import decoder_config
 from loader.checkpoint import CONFIG_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from loader.decoder import DecoderConfig, RopeConfig
-from loader.errors import CheckpointError
+from loader.errors import CheckpointError, shown
 from loader.fields import Fields
 from loader.generation import GENERATION_FILE
 from loader.gguf_tokenizer import build_tokenizer, special_token_ids, tokenizer_config
@@ -101,7 +101,9 @@ def _read(source: Path) -> tuple[Metadata, dict[str, Any]]:
         raise CheckpointError(source, ["is not a complete GGUF file"]) from error
     architecture = metadata.get("general.architecture")
     if architecture != "llama":
-        raise CheckpointError(source, [f"general.architecture: {architecture!r} is not supported, expected 'llama'"])
+        raise CheckpointError(
+            source, [f"general.architecture: {shown(architecture)} is not supported, expected 'llama'"]
+        )
     if metadata.get("split.count", 1) > 1:
         raise CheckpointError(source, ["split.count: a model split over files is not supported, merge it first"])
     return metadata, {tensor.name: tensor for tensor in reader.tensors}
@@ -142,7 +144,7 @@ def _config(source: Path, metadata: Metadata, tensors: Mapping[str, Any]) -> dic
     }
     for name in fields.unused():
         if name not in _REDUNDANT_KEYS:
-            fields.problem(name, f"{fields.values[name]!r} is not a setting this import knows")
+            fields.problem(name, f"{shown(fields.values[name])} is not a setting this import knows")
     if problems:
         raise CheckpointError(source, problems)
     return config
@@ -174,7 +176,7 @@ def _rope(fields: Fields, head_dim: int, tensors: Mapping[str, Any]) -> dict[str
     if kind == "yarn":
         scaled = {"rope_type": "yarn", "rope_theta": theta, "factor": factor}
         return scaled | ({} if original is None else {"original_max_position_embeddings": original})
-    fields.problem("rope.scaling.type", f"{kind!r} is not supported, expected none, linear or yarn")
+    fields.problem("rope.scaling.type", f"{shown(kind)} is not supported, expected none, linear or yarn")
     return {"rope_type": "default", "rope_theta": theta}
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from loader.errors import CheckpointError
+from loader.errors import CheckpointError, shown
 
 Metadata = Mapping[str, Any]
 
@@ -57,7 +57,9 @@ def build_tokenizer(source: Path, metadata: Metadata) -> Tokenizer:
     elif model == "llama":
         tokenizer = _sentencepiece(metadata, vocab, tokens)
     else:
-        raise CheckpointError(source, [f"tokenizer.ggml.model: {model!r} is not supported, expected gpt2 or llama"])
+        raise CheckpointError(
+            source, [f"tokenizer.ggml.model: {shown(model)} is not supported, expected gpt2 or llama"]
+        )
     for token, kind in zip(tokens, types, strict=True):
         if kind in (TokenType.CONTROL, TokenType.UNKNOWN):
             tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True)])
@@ -69,7 +71,7 @@ def build_tokenizer(source: Path, metadata: Metadata) -> Tokenizer:
 
 def _check_vocabulary(source: Path, metadata: Metadata, tokens: list[str], types: list[int]) -> None:
     problems = [
-        f"tokenizer.ggml.tokens: {token!r} is listed {n} times" for token, n in Counter(tokens).items() if n > 1
+        f"tokenizer.ggml.tokens: {shown(token)} is listed {n} times" for token, n in Counter(tokens).items() if n > 1
     ]
     scores = metadata.get("tokenizer.ggml.scores", tokens)
     for name, values in (("token_type", types), ("scores", scores)):
@@ -98,7 +100,7 @@ def _byte_level(source: Path, metadata: Metadata, vocab: dict[str, int]) -> Toke
     }
     if pre not in words:
         raise CheckpointError(
-            source, [f"tokenizer.ggml.pre: {pre!r} is not supported, expected one of {', '.join(words)}"]
+            source, [f"tokenizer.ggml.pre: {shown(pre)} is not supported, expected one of {', '.join(words)}"]
         )
     merges = [tuple(merge.split(" ", 1)) for merge in metadata.get("tokenizer.ggml.merges", [])]
     # Llama 3's vocabulary has words that its merges do not reach

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from loader.decoder import RopeConfig
+from loader.errors import shown
 from loader.fields import Fields
 from loader.rope import yarn_attention_factor
 
@@ -49,12 +50,12 @@ def read_rope(fields: Fields, max_position_embeddings: int, theta_is_explicit: b
     if theta <= 1.0:
         fields.problem("rope_theta", f"found {theta}, expected a number above 1")
     if kind not in _KEYS:
-        rope.problem("rope_type", f"{kind!r} is not supported, expected one of {', '.join(_KEYS)}")
+        rope.problem("rope_type", f"{shown(kind)} is not supported, expected one of {', '.join(_KEYS)}")
         return RopeConfig(kind="default", theta=theta)
     config = _scaled(rope, kind, theta, max_position_embeddings)
     for key in set(rope.unused()) - _KEYS[kind]:
         if (key, rope.values[key]) != ("partial_rotary_factor", 1.0):
-            rope.problem(key, f"{rope.values[key]!r} is not a parameter of rope_type {kind!r}")
+            rope.problem(key, f"{shown(rope.values[key])} is not a parameter of rope_type {shown(kind)}")
     return config
 
 
@@ -67,13 +68,13 @@ def _merged(fields: Fields) -> tuple[dict[str, Any], str]:
         if value is None:
             continue
         if not isinstance(value, dict):
-            fields.problem(spelling, f"found {value!r}, expected an object")
+            fields.problem(spelling, f"found {shown(value)}, expected an object")
             continue
         name = spelling
         for key, item in value.items():
             key = "rope_type" if key == "type" else key
             if merged.get(key) is not None and item is not None and merged[key] != item:
-                fields.problem(spelling, f"{key} {item!r} contradicts {merged[key]!r}")
+                fields.problem(spelling, f"{key} {shown(item)} contradicts {shown(merged[key])}")
             merged[key] = merged.get(key) if item is None else item
     return merged, name
 

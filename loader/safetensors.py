@@ -22,7 +22,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from loader.errors import CheckpointError
+from loader.errors import CheckpointError, shown
 
 MAX_HEADER_BYTES = 100_000_000
 """The reference implementation's limit; a header of about a million tensors reaches it."""
@@ -142,15 +142,15 @@ def _parse_header(path: Path, header: bytes, data_bytes: int) -> dict[str, Tenso
 def _parse_entry(value: Any) -> TensorEntry | str:
     """The entry, or what is wrong with it."""
     if not isinstance(value, dict):
-        return f"expected an object, found {value!r}"
+        return f"expected an object, found {shown(value)}"
     name, shape, offsets = value.get("dtype"), value.get("shape"), value.get("data_offsets")
     dtype = DTYPES.get(name) if isinstance(name, str) else None
     if dtype is None:
-        return f"dtype {name!r} is not supported, expected one of {', '.join(DTYPES)}"
+        return f"dtype {shown(name)} is not supported, expected one of {', '.join(DTYPES)}"
     if not _are_sizes(shape):
-        return f"shape {shape!r} is not a list of sizes"
+        return f"shape {shown(shape)} is not a list of sizes"
     if not _are_sizes(offsets) or len(offsets) != 2:
-        return f"data_offsets {offsets!r} is not a pair of offsets"
+        return f"data_offsets {shown(offsets)} is not a pair of offsets"
     begin, end = offsets
     needed = math.prod(shape) * dtype.itemsize
     if end - begin != needed:

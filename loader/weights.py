@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loader.decoder import DecoderConfig
-from loader.errors import CheckpointError
+from loader.errors import CheckpointError, shown
 from loader.fields import read_json_object
 from loader.parameters import Shape, parameter_table
 from loader.safetensors import DTYPES, SafetensorsFile, open_safetensors
@@ -103,7 +103,7 @@ def _open_shards(path: Path) -> dict[str, SafetensorsFile]:
     shards: dict[str, SafetensorsFile] = {}
     for shard in sorted(set(weight_map.values())):
         if Path(shard).name != shard:
-            problems.append(f"weight_map: {shard!r} is not the name of a file in the folder")
+            problems.append(f"weight_map: {shown(shard)} is not the name of a file in the folder")
         elif not (path / shard).is_file():
             names = [name for name, where in weight_map.items() if where == shard]
             problems.append(f"{shard}: the file is missing, and with it {', '.join(names)}")

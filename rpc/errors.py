@@ -85,9 +85,19 @@ def _attach(status: status_pb2.Status, message: Message) -> None:
 async def abort(
     context: grpc.aio.ServicerContext[Any, Any], error: Exception, retry_after: float | None = None
 ) -> NoReturn:
-    """End the call with the status of `error`. Raises grpc.aio.AbortError, as `context.abort` does."""
+    """End the call with the status of `error`. Raises what `_end` does."""
     status = to_status(error, retry_after)
-    await context.abort(status.code, status.details, status.trailing_metadata)
+    await _end(context, status.code, status.details, status.trailing_metadata)
+
+
+async def _end(
+    context: grpc.aio.ServicerContext[Any, Any], code: grpc.StatusCode, details: str, metadata: Any = ()
+) -> NoReturn:
+    """Raises grpc.aio.AbortError, as `context.abort` does, or CancelledError where nobody is there to be told."""
+    try:
+        await context.abort(code, details, metadata)
+    except grpc.aio.InternalError:  # the call is over: its deadline has passed, or the peer has gone
+        raise asyncio.CancelledError from None
 
 
 @asynccontextmanager
@@ -97,6 +107,8 @@ async def reported(context: grpc.aio.ServicerContext[Any, Any], pace: Pace | Non
         yield
     except grpc.aio.AbortError:
         raise
+    except grpc.aio.InternalError:  # of a write: the call is over
+        raise asyncio.CancelledError from None
     except Exception as error:
         if status_code(error) is grpc.StatusCode.INTERNAL:
             logger.exception("call failed")
@@ -112,13 +124,13 @@ async def within_deadline(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncI
     """
     remaining = context.time_remaining()
     if remaining is not None and remaining <= MIN_REMAINING_SECONDS:
-        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline passed before the call began")
+        await _end(context, grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline passed before the call began")
     try:
         async with asyncio.timeout(remaining) as scope:
             yield
     except TimeoutError:
         if scope.expired():
-            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline passed")
+            await _end(context, grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline passed")
         raise
 
 

@@ -27,6 +27,7 @@ from rpc.bad_messages import BadMessages
 from rpc.calls import Calls
 from rpc.clock import Clock, MonotonicClock
 from rpc.credentials import read_credentials
+from rpc.grpc_metrics import GrpcMetrics
 from rpc.options import ServerOptions
 from rpc.proto.engine.v1 import engine_pb2 as pb
 from rpc.proto.engine.v1 import engine_pb2_grpc as pb_grpc
@@ -76,7 +77,9 @@ class Server:
         self._scope: asyncio.Timeout | None = None
 
     def _interceptors(self) -> list[grpc.aio.ServerInterceptor]:
-        interceptors: list[grpc.aio.ServerInterceptor] = []
+        metrics = GrpcMetrics()
+        self._engine.metrics.register(metrics)
+        interceptors: list[grpc.aio.ServerInterceptor] = [metrics]
         if self._keys is not None:
             interceptors.append(Authentication(self._keys))
         if self._engine.is_traced:

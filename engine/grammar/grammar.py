@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 CACHED_GRAMMARS = 64
+MAX_ERROR_CHARS = 400
+"""Of llguidance's errors, which repeat what they are about."""
 MASK_SECONDS = 0.1
 """Processor time, so that it does not depend on what else the machine does."""
 
@@ -147,7 +149,7 @@ JSON_OPTIONS: Any = {"whitespace_pattern": r"[ \t]|\r?\n[ \t]{0,32}"}
 
 
 def _one_line(error: str) -> str:
-    return " ".join(error.removesuffix("<non-verbose/>").split())
+    return " ".join(error.removesuffix("<non-verbose/>").split())[:MAX_ERROR_CHARS]
 
 
 def _source(wanted: StructuredOutputs, ll: Any) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 
 from engine.errors import InvalidRequest
 from engine.request.structured import StructuredOutputs, check_utf8
+from loader.errors import shown
 
 MAX_SEED = (1 << 63) - 1
 MAX_TOP_K = (1 << 31) - 1
@@ -183,7 +184,7 @@ def _check_float(name: str, value: object, low: float, high: float, *, open_low:
     ok = isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
     if not ok or (open_low and value == low):
         bounds = f"{'(' if open_low else '['}{low:g}, {high:g}]"
-        raise InvalidRequest(name, f"{_shown(value)} is out of range, must be in {bounds}")
+        raise InvalidRequest(name, f"{shown(value)} is out of range, must be in {bounds}")
 
 
 def _check_int(name: str, value: object, low: int, high: int | None) -> None:
@@ -192,16 +193,10 @@ def _check_int(name: str, value: object, low: int, high: int | None) -> None:
     ok = isinstance(value, int) and not isinstance(value, bool)
     if not ok or value < low or (high is not None and value > high):  # type: ignore[operator]
         limits = f"at least {low}" if high is None else f"between {low} and {high}"
-        raise InvalidRequest(name, f"{_shown(value)} is out of range, must be {limits}")
+        raise InvalidRequest(name, f"{shown(value)} is out of range, must be {limits}")
 
 
 def _check_text(name: str, value: object, most: int) -> None:
     if not isinstance(value, str) or not 1 <= len(value) <= most:
         raise InvalidRequest(name, f"each must be a string of 1 to {most} characters")
     check_utf8(name, value)
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, int) and value.bit_length() > 128:
-        return f"an integer of {value.bit_length()} bits"  # Python refuses to write out very long ones
-    return repr(value)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from engine.errors import EngineStopped, OverCapacity
 from engine.serving.live_request import LiveRequest
+from loader.errors import shown
 
 
 class Submit(NamedTuple):
@@ -87,7 +88,7 @@ class Inbox:
         own = self.waiting.get(tenant, 0) + self._submitted[tenant]
         if self._max_queued_per_tenant is not None and own >= self._max_queued_per_tenant:
             limit = f"max_queued_requests_per_tenant is {self._max_queued_per_tenant}"
-            raise OverCapacity(f"{own} requests of tenant {tenant!r} are waiting, {limit}", own)
+            raise OverCapacity(f"{own} requests of tenant {shown(tenant)} are waiting, {limit}", own)
         self._submitted[tenant] += 1
         self._post(Submit(live, self._clock()))
 

@@ -22,6 +22,7 @@ import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from engine.errors import ConfigError, InvalidRequest
+from loader.errors import MAX_SHOWN, shown
 
 Message = Mapping[str, Any]
 
@@ -108,7 +109,7 @@ class ChatTemplate:
         try:
             text = self._render(checked, variables)
         except Exception as e:  # a template is code: on messages it did not expect it may raise anything
-            raise InvalidRequest("messages", f"the chat template refused them: {e}") from e
+            raise InvalidRequest("messages", f"the chat template refused them: {str(e)[:MAX_SHOWN]}") from e
         return _cut_at_end(text) if continue_final_message else text
 
     def _render(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
@@ -181,7 +182,7 @@ def _checked_messages(messages: Sequence[Message], takes_parts: bool) -> list[di
             problems.append(f"[{i}]: expected a mapping, found {type(message).__name__}")
             continue
         if not isinstance(message.get("role"), str):
-            problems.append(f"[{i}].role: expected a string, found {message.get('role')!r}")
+            problems.append(f"[{i}].role: expected a string, found {shown(message.get('role'))}")
         checked.append({key: value for key, value in message.items() if key != "tool_calls" or value})
         content = message.get("content")
         if content is None and message.get("tool_calls"):

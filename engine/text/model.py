@@ -8,6 +8,7 @@ from engine.errors import ConfigError
 from engine.text.chat_renderer import DEFAULT, ChatRenderer
 from engine.text.tokenizer import TextTokenizer
 from loader.checkpoint import Checkpoint, open_checkpoint, read_text
+from loader.errors import shown
 from loader.generation import GenerationConfig, read_generation
 
 
@@ -53,7 +54,9 @@ def _generation(config: EngineConfig, checkpoint: Checkpoint) -> GenerationConfi
     elif config.generation_config != "auto":
         folder = Path(config.generation_config)
         if not folder.is_dir():
-            raise ConfigError(f"generation_config: {config.generation_config!r} is neither auto, vllm nor a folder")
+            raise ConfigError(
+                f"generation_config: {shown(config.generation_config)} is neither auto, vllm nor a folder"
+            )
         generation = read_generation(folder, {}, checkpoint.decoder.vocab_size)
         for end in checkpoint.generation.eos_token_ids:
             generation = generation.ending_at(end)

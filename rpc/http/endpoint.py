@@ -6,6 +6,7 @@ Read next: `rpc/http/app.py` lists the endpoints.
 """
 
 import asyncio
+import logging
 import re
 import uuid
 from collections.abc import Awaitable, Callable
@@ -29,6 +30,11 @@ REQUEST_ID: ContextVar[str] = ContextVar("request_id")
 
 _REQUEST_ID = re.compile(r"[!-~]{1,256}")
 
+logger = logging.getLogger(__name__)
+
+MAX_TOLD = 100
+"""Names of unknown fields that are told of: what callers invent must not fill the log."""
+
 MIN_BYTES_PER_SECOND = 500
 """Of a body, as Apache's mod_reqtimeout has it: one that comes in drops must not hold its socket for ever."""
 
@@ -40,6 +46,7 @@ class Endpoint:
         self._handler = handler
         self._keys = keys
         self._pace = pace
+        self._told: set[str] = set()
         self._max_body_bytes = options.max_message_bytes
         self._patience = options.keepalive_time + options.keepalive_timeout
 
@@ -70,9 +77,17 @@ class Endpoint:
         try:
             fields = Fields.parse(body) if scope["method"] == "POST" else Fields(scope["path_params"])
             answer = await self._handler(fields)
+            self._tell_of_unread(scope["path"], fields)
         except Exception as error:
             answer = error_response(error, self._pace)
         await answer(scope, receive, send)
+
+    def _tell_of_unread(self, path: str, fields: Fields) -> None:
+        """Warn, once for each name, of fields that have no effect."""
+        if len(self._told) < MAX_TOLD and (names := fields.unread() - self._told):
+            self._told |= names
+            shown = ", ".join(repr(name[:40]) for name in sorted(names)[:10])
+            logger.warning("%s: fields that are not known, or have no effect with the others: %s", path, shown)
 
 
 class _ClientGone(Exception):

@@ -10,6 +10,7 @@ from typing import Any
 from starlette.responses import JSONResponse
 
 from engine.errors import DeviceFault, EngineStopped, InvalidRequest, OverCapacity, RequestFault
+from loader.errors import shown
 from rpc.errors import Unauthenticated
 from rpc.pace import Pace
 
@@ -20,7 +21,7 @@ class UnknownModel(InvalidRequest):
     """The request names a model that is not served here."""
 
     def __init__(self, name: str, served: str) -> None:
-        super().__init__("model", f"{name!r} is not served here, {served!r} is")
+        super().__init__("model", f"{shown(name)} is not served here, {shown(served)} is")
 
 
 class TooLarge(Exception):

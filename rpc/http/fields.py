@@ -1,7 +1,7 @@
 """Fields: the JSON object of a request, read field by field.
 
 A value of a wrong type is refused under its path. null is the same as absent, and fields that nobody reads are
-ignored, as OpenAI and vLLM have it.
+ignored, as OpenAI and vLLM have it; `unread` tells which.
 """
 
 import json
@@ -24,6 +24,7 @@ class Fields:
     def __init__(self, values: dict[str, Any], path: str = "") -> None:
         self._values = values
         self._path = path
+        self._read: set[str] = set()
 
     @classmethod
     def parse(cls, body: bytes) -> Self:
@@ -42,6 +43,7 @@ class Fields:
 
     def raw(self, name: str) -> Any:
         """The value as JSON has it, None when absent."""
+        self._read.add(name)
         return self._values.get(name)
 
     def get(self, name: str, kind: type[T]) -> T | None:
@@ -90,6 +92,10 @@ class Fields:
             self.refuse(name, "must be a list")
         if len(value) > most:
             self.refuse(name, f"{len(value)} items, at most {most} are allowed")
+
+    def unread(self) -> set[str]:
+        """Fields that hold something and that nobody has asked for."""
+        return {name for name, value in self._values.items() if value is not None} - self._read
 
     def as_dict(self) -> dict[str, Any]:
         """The object itself."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 
 from engine.engine import Engine
+from engine.errors import InvalidRequest
 from engine.request.params import SamplingParams
 from engine.serving.stream import OutputStream
 from engine.text.tool_formats import tool_format
@@ -81,6 +82,7 @@ class Service:
         if salt == "":
             fields.refuse("cache_salt", "is empty; leave it out, or give a text that nobody guesses")
         streams: list[OutputStream] = []
+        self._check_room(prompts, params, fields)
         try:
             for prompt in prompts:
                 # The caller may use an id twice, for tracing; the engine may not.
@@ -100,3 +102,13 @@ class Service:
                 stream.cancel()
             raise
         return Outputs(streams, self.calls, names)
+
+    def _check_room(self, prompts: Sequence[Sequence[int]], params: SamplingParams, fields: Fields) -> None:
+        """Refuse a limit that the caller has given and that the context cannot hold, as vLLM does."""
+        wanted, limit = params.max_tokens, self.engine.info.max_model_len
+        longest = max(map(len, prompts))
+        is_given = any(fields.raw(name) is not None for name in ("max_tokens", "max_completion_tokens"))
+        if wanted is not None and is_given and longest < limit < longest + wanted:
+            raise InvalidRequest(
+                "max_tokens", f"{wanted} and the prompt's {longest} tokens are more than max_model_len {limit}"
+            )

@@ -1,6 +1,7 @@
 """Folders: what is read, what may be missing, and what is said when they are wrong."""
 
 import errno
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from loader.checkpoint import open_checkpoint
 from loader.errors import CheckpointError
 from loader.generation import GenerationConfig
 from tests.loader.files import GOLDEN, LLAMA, copy_checkpoint, write_json
+from tests.text.samples import metaspace
 
 
 @pytest.fixture
@@ -186,3 +188,26 @@ def test_ids_beyond_the_tokenizer_decode_to_empty_text(smollm2: Path) -> None:
     padding = tokenizer.get_vocab_size() + 5
     assert tokenizer.decode([padding]) == ""
     assert tokenizer.decode([hello[0], padding, *hello[1:]]) == "Hello there"
+
+
+def test_a_post_processor_that_names_an_absent_token(folder: Path) -> None:
+    """tokenizers itself panics at the first text, which is no Exception."""
+    tokenizer = json.loads(metaspace().to_json())
+    tokenizer["post_processor"]["single"][0]["SpecialToken"]["id"] = "<nope>"
+    write_json(folder / "tokenizer.json", tokenizer)
+    with pytest.raises(CheckpointError, match="post_processor: '<nope>' is not among its special_tokens"):
+        open_checkpoint(folder).load_tokenizer()
+    write_json(
+        folder / "tokenizer.json",
+        tokenizer | {"post_processor": {"type": "Sequence", "processors": [tokenizer["post_processor"]]}},
+    )
+    with pytest.raises(CheckpointError, match="post_processor: '<nope>'"):
+        open_checkpoint(folder).load_tokenizer()
+
+
+@pytest.mark.parametrize("value", ["x" * 5000, ["x" * 5000], {"a": "x" * 5000}, 10**4000])
+def test_errors_repeat_no_more_than_200_characters_of_a_value(folder: Path, value: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    for name in ("hidden_act", "model_type", "vocab_size", "rope_scaling", "torch_dtype", "what_is_this"):
+        write_json(folder / "config.json", config | {name: value})
+        assert all(len(problem) < 500 for problem in problems(folder))

@@ -6,6 +6,7 @@ Objectives have vLLM's syntax, `ttft:200`, in milliseconds. Definition: DistServ
 from collections.abc import Iterable, Mapping
 
 from engine.errors import ConfigError
+from loader.errors import shown
 
 OBJECTIVES = ("ttft", "tpot", "e2el")
 """Time to first token, time per output token, and the whole request's latency."""
@@ -22,7 +23,7 @@ def parse_objectives(texts: Iterable[str]) -> dict[str, float]:
             milliseconds = -1.0
         if name not in OBJECTIVES or not milliseconds >= 0:
             raise ConfigError(
-                f"goodput: {text!r} is not NAME:MILLISECONDS with a name of {', '.join(OBJECTIVES)} and 0 or more"
+                f"goodput: {shown(text)} is not NAME:MILLISECONDS with a name of {', '.join(OBJECTIVES)} and 0 or more"
             )
         objectives[name] = milliseconds / 1e3
     return objectives

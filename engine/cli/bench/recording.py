@@ -15,6 +15,7 @@ import numpy as np
 
 from engine.cli.bench.workload import PREFIXES, TOKENS, PlannedRequest
 from engine.errors import ConfigError
+from loader.errors import shown
 
 
 class Arrival(NamedTuple):
@@ -76,7 +77,7 @@ def _arrival(number: int, line: str) -> Arrival:
         value: Any = row.get(name)
         if type(value) not in kinds or not low <= value < 1e9:
             kind = "a number" if float in kinds else "a whole number"
-            raise ConfigError(f"trace: line {number}: {name}: {value!r} must be {kind} of at least {low}")
+            raise ConfigError(f"trace: line {number}: {name}: {shown(value)} must be {kind} of at least {low}")
         return value
 
     seconds = number_of("seconds", 0, (int, float))

@@ -273,6 +273,28 @@ async def test_fields_that_nobody_knows_and_nulls_are_ignored(http: Http) -> Non
     assert (await call).status_code == 200
 
 
+async def test_unknown_fields_are_told_of_once(http: Http, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        call = asyncio.create_task(http.client.post(CHAT, json=HELLO | {"temprature": 1, "x\ny": 2, "seed": 3}))
+        (await http.next_request()).finish("x", [1])
+        assert (await call).status_code == 200
+    (record,) = caplog.records
+    assert record.getMessage().endswith("no effect with the others: 'temprature', 'x\\ny'")
+
+
+async def test_max_tokens_that_the_context_cannot_hold(http: Http) -> None:
+    for path, body, name in (
+        (CHAT, HELLO | {"max_tokens": 2040}, "max_tokens"),
+        (CHAT, HELLO | {"max_completion_tokens": 2048}, "max_completion_tokens"),
+        (COMPLETIONS, {"prompt": ["x", "xyz" * 20], "max_tokens": 2000}, "max_tokens"),
+    ):
+        status, param, message = await http.refusal(path, **body)
+        assert (status, param) == (400, name) and "more than max_model_len 2048" in message
+    call = asyncio.create_task(http.client.post(COMPLETIONS, json={"prompt": [1] * 2040}))  # 16 by itself
+    (await http.next_request()).finish("x", [1])
+    assert (await call).status_code == 200
+
+
 async def test_another_model_is_not_found(http: Http) -> None:
     for path in (CHAT, COMPLETIONS, "/tokenize"):
         answer = await http.client.post(path, json={"model": "gpt", "prompt": "x"})
