@@ -222,6 +222,7 @@ class Engine:
         request_id: str | None = None,
         priority: int = 0,
         tenant: str = "",
+        client: str = "",
         cache_salt: str = "",
     ) -> OutputStream:
         """Queue a request and return the stream of its output.
@@ -231,6 +232,7 @@ class Engine:
             params: a grammar in it is compiled here (`compile_grammar` first, always).
             priority: lower goes first.
             tenant: whose share this counts against; its cached prefixes are its own.
+            client: whose share it counts against where there is no tenant, e.g. an address.
             cache_salt: cached prefixes are shared only with requests that have the same.
 
         Raises:
@@ -246,7 +248,7 @@ class Engine:
             raise InvalidRequest("request_id", f"{shown(request_id)} is in use")
         token_ids = self._factory.prompt_token_ids(prompt, params)
         sequences = self._factory.sequences(
-            request_id, token_ids, params, priority=priority, tenant=tenant, cache_salt=cache_salt
+            request_id, token_ids, params, priority=priority, tenant=tenant, client=client, cache_salt=cache_salt
         )
         channel = OutputChannel(params.n, self.config.stream_interval)
         kind = BeamRequest if params.use_beam_search else LiveRequest

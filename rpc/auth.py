@@ -23,6 +23,15 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 TENANT: ContextVar[str] = ContextVar("tenant", default="")
 """Whose call is being served; "" without API keys."""
 
+CLIENT: ContextVar[str] = ContextVar("client", default="")
+"""The address that the call comes from."""
+
+
+def note_peer(context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    """Set CLIENT; grpc writes `ipv4:127.0.0.1:5000`."""
+    CLIENT.set(context.peer().partition(":")[2].rpartition(":")[0])
+
+
 _OPEN = f"/{health.SERVICE_NAME}/"
 _TENANT_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 

@@ -26,6 +26,11 @@ class ServerOptions:
     allowed_origins: str | None = setting(
         None, "Origins, separated by commas, whose pages may call over HTTP; * is any, none if unset."
     )
+    allowed_hosts: str | None = setting(
+        None,
+        "Names, separated by commas, that a Host header over HTTP may have; * is any. "
+        "If unset, those of loopback where --host is, else any.",
+    )
     enable_auto_tool_choice: bool = setting(True, "HTTP: let the model decide whether it calls a tool.")
     tool_call_parser: Literal["auto", "hermes", "llama3_json"] = setting(
         "auto", "HTTP: how the model writes tool calls; auto is what its chat template shows."

@@ -21,7 +21,7 @@ from engine.observe.chrome_trace import chrome_trace
 from engine.observe.records import Profile
 from engine.serving.stream import OutputStream
 from rpc import convert
-from rpc.auth import TENANT
+from rpc.auth import CLIENT, TENANT, note_peer
 from rpc.calls import Calls, loaded, own_id, serving
 from rpc.clock import Clock
 from rpc.errors import reported, within_deadline
@@ -52,6 +52,7 @@ class EngineServicer(pb_grpc.EngineServicer):
     async def Generate(self, request: pb.GenerateRequest, context: GenerateContext) -> None:  # type: ignore[override]
         async with reported(context, self._calls.pace), within_deadline(context):
             request_id = request.request_id or uuid.uuid4().hex
+            note_peer(context)
             with self._calls.live():
                 outputs = Outputs([await self._submit(request, request_id)], self._calls)
             async with outputs:
@@ -70,6 +71,7 @@ class EngineServicer(pb_grpc.EngineServicer):
             request_id=own_id(request_id),
             priority=request.priority,
             tenant=TENANT.get(),
+            client=CLIENT.get(),
             cache_salt=request.cache_salt,
         )
 

@@ -39,6 +39,7 @@ INTERRUPTED = 130
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of `engine`; exits the process."""
+    _open_standard_streams()
     # grpc's C core logs connection events to stderr, beside our one line; it reads this when imported.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
@@ -52,6 +53,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except click.Abort:
         code = INTERRUPTED
     sys.exit(code)
+
+
+def _open_standard_streams() -> None:
+    """Where one was closed (`>&-`) the next socket would take its number, and what is printed would go there."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

@@ -4,9 +4,10 @@ A grammar is compiled once and kept; every sequence has a copy of it, which has 
 tokens (a copy takes 6 us and shares what has been worked out). Compiling is for a thread other than the loop's.
 
 Whatever the caller wrote, work is bounded. llguidance counts most of it and gives up at the limits given to it; what
-it does not count, nested repetitions such as `(a{1000}){1000}`, shows in the time of a mask: a first one that takes
-longer than MASK_SECONDS is refused, a later one is the request's last. Masks take 10 to 100 us, 10 ms for the first
-of a schema of 1,500 properties. Read next: `engine/grammar/masks.py`, docs/structured-output.md.
+it does not count, nested repetitions such as `(a{1000}){1000}` and ambiguity such as `e: e e | e e e | "a"`, shows
+in the time of masks: a first one that takes longer than MASK_SECONDS is refused, and so much is what all later ones
+of a request may take beyond STEADY_SECONDS each (`charge`). Masks take 10 to 100 us, 10 ms for the first of a schema of
+1,500 properties. Read next: `engine/grammar/masks.py`, docs/structured-output.md.
 """
 
 import json
@@ -30,6 +31,9 @@ MAX_ERROR_CHARS = 400
 """Of llguidance's errors, which repeat what they are about."""
 MASK_SECONDS = 0.1
 """Processor time, so that it does not depend on what else the machine does."""
+STEADY_SECONDS = 0.001
+STEP_SECONDS = 0.05
+"""For all masks of a step. In one that takes longer, slow masks are charged as many times as much."""
 
 
 class Grammar:
@@ -38,16 +42,19 @@ class Grammar:
     Attributes:
         has_ended: nothing may follow the tokens so far.
         error: why it cannot go on, None while it can; it names the field.
+        seconds: what the last mask took.
         unwanted_ids: not to be sampled while the grammar allows anything else.
     """
 
-    __slots__ = ("_field", "_matcher", "error", "has_ended", "unwanted_ids")
+    __slots__ = ("_field", "_matcher", "_spent", "error", "has_ended", "seconds", "unwanted_ids")
 
     def __init__(self, matcher: "LLMatcher", field: str, unwanted_ids: tuple[int, ...] = ()) -> None:
         self._matcher = matcher
         self._field = field
         self.unwanted_ids = unwanted_ids
         self.has_ended = False
+        self.seconds = 0.0
+        self._spent = 0.0
         self.error: InvalidRequest | None = None
 
     def fork(self, unwanted_ids: tuple[int, ...] = ()) -> Self:
@@ -58,11 +65,16 @@ class Grammar:
         """Write the mask of what may come next, without the GIL."""
         began = time.thread_time()
         self._matcher.unsafe_compute_mask_ptr(address, nbytes)
-        if time.thread_time() - began > MASK_SECONDS:
-            reason = f"too complex: finding the next tokens took longer than {MASK_SECONDS:g} s"
-            self.error = InvalidRequest(self._field, reason)
-        elif self._matcher.is_error():
+        self.seconds = time.thread_time() - began
+        if self._matcher.is_error():
             self.error = self._matcher_error()
+
+    def charge(self, step_seconds: float) -> None:
+        """Count the last mask, in a step whose masks took so long together; sets `error` when it was too much."""
+        self._spent += max(0.0, self.seconds - STEADY_SECONDS) * max(1.0, step_seconds / STEP_SECONDS)
+        if self._spent > MASK_SECONDS and self.error is None:
+            reason = f"too complex: finding the next tokens took {MASK_SECONDS:g} s more than it may"
+            self.error = InvalidRequest(self._field, reason)
 
     def advance(self, token_id: int) -> None:
         """The output has grown by a token that the mask allowed."""
@@ -126,6 +138,7 @@ class GrammarCompiler:
         grammar = Grammar(matcher, field)
         first = np.empty(-(-self.vocab_size // 32), np.uint32)  # it takes longest
         grammar.fill(first.ctypes.data, first.nbytes)
+        grammar.charge(0.0)
         if grammar.error is not None:
             raise grammar.error
         return grammar

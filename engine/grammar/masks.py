@@ -49,6 +49,9 @@ class Masks:
             self._fill(parts[0])
         else:
             list(self._pool.map(self._fill, parts))
+        step_seconds = sum(grammar.seconds for _, grammar in constrained)
+        for _, grammar in constrained:
+            grammar.charge(step_seconds)
         return self._array[:num_rows, : self._words]
 
     def _fill(self, constrained: Seq[Constrained]) -> None:

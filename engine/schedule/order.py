@@ -2,6 +2,7 @@
 
     priority, then the tenant served least, then arrival, then the index of the choice
 
+Where there are no tenants (no API keys), every client's address is one here; `Sequence.share` has either.
 Within a tenant the order never changes (`fixed_rank`), which is how the roster keeps its lists; among tenants it moves
 with their counters. Each tenant has a counter of the tokens it was served; the lowest goes first. A tenant that comes
 back is lifted to the lowest counter among those present, so that idling saves nothing up. Source: the Virtual Token
@@ -18,8 +19,12 @@ OUTPUT_WEIGHT = 2.0
 """An output token costs this many prompt tokens, as in the paper."""
 
 
+MAX_REMEMBERED = 4096
+"""Tenants whose counters are kept while they are away: clients' addresses have no end."""
+
+
 class Fairness:
-    """Counters and presence of tenants. Tenants come from credentials, so their number is bounded."""
+    """Counters and presence of tenants."""
 
     def __init__(self) -> None:
         self._served: dict[str, float] = {}
@@ -42,6 +47,8 @@ class Fairness:
         self._present[tenant] -= 1
         if not self._present[tenant]:
             del self._present[tenant]
+            if len(self._served) > MAX_REMEMBERED:
+                self._served = {t: self._served[t] for t in self._present}
 
     def charge(self, tenant: str, prompt_tokens: int, output_tokens: int) -> None:
         """`tenant` was served these tokens."""
@@ -66,14 +73,14 @@ class Order:
 
     def rank(self, sequence: Sequence) -> tuple[int, float, int, int]:
         """Lower goes first."""
-        return (sequence.priority, self.fairness.served(sequence.tenant), sequence.arrival, sequence.index)
+        return (sequence.priority, self.fairness.served(sequence.share), sequence.arrival, sequence.index)
 
     def charge_outputs(self, sequences: list[Sequence]) -> None:
         """Each of these is given an output token."""
         if self.fairness.num_present == 1 and sequences:
-            self.fairness.charge(sequences[0].tenant, 0, len(sequences))
+            self.fairness.charge(sequences[0].share, 0, len(sequences))
             return
-        for tenant, count in Counter([s.tenant for s in sequences]).items():
+        for tenant, count in Counter([s.share for s in sequences]).items():
             self.fairness.charge(tenant, 0, count)
 
     def sorted(self, running: list[Sequence]) -> list[Sequence]:
@@ -87,7 +94,7 @@ class Order:
 
     def comes_before(self, waiting: Sequence, running: Sequence) -> bool:
         """Whether one that waits goes before one that runs, of another tenant or priority."""
-        is_apart = (waiting.priority, waiting.tenant) != (running.priority, running.tenant)
+        is_apart = (waiting.priority, waiting.share) != (running.priority, running.share)
         return is_apart and self.rank(waiting) < self.rank(running)
 
     def preemptible_for(self, waiting: Sequence, running: list[Sequence]) -> list[Sequence]:
@@ -97,13 +104,13 @@ class Order:
         share = self._max_num_seqs / self.fairness.num_present
         held: dict[str, int] = {}
         for s in running:
-            held[s.tenant] = held.get(s.tenant, 0) + 1
-        is_below = held.get(waiting.tenant, 0) < share
+            held[s.share] = held.get(s.share, 0) + 1
+        is_below = held.get(waiting.share, 0) < share
         victims = []
         for s in sorted((s for s in running if not s.protected), key=_work_lost):
-            is_above = is_below and held[s.tenant] > share and s.priority == waiting.priority
+            is_above = is_below and held[s.share] > share and s.priority == waiting.priority
             if s.priority > waiting.priority or is_above:
-                held[s.tenant] -= 1
+                held[s.share] -= 1
                 victims.append(s)
         return victims
 

@@ -12,6 +12,7 @@ whom), `engine/kv/fence.py`, `engine/kv/manager.py`.
 """
 
 from bisect import insort
+from collections import Counter
 from collections.abc import Iterator
 
 from engine.kv.fence import Fence, Fenced
@@ -50,7 +51,7 @@ class Roster:
         self._num_arrived += 1
         for choice in (sequence, *sequence.forks):
             choice.arrival = sequence.arrival
-            self.order.fairness.arrive(choice.tenant)
+            self.order.fairness.arrive(choice.share)
         self._enqueue(sequence)
 
     def start(self, sequence: Sequence, tables: list[BlockTable], num_cached: int) -> None:
@@ -95,7 +96,7 @@ class Roster:
         elif sequence.status is Status.WAITING:
             self._dequeue(sequence)
         sequence.status = Status.FINISHED
-        self.order.fairness.leave(sequence.tenant)
+        self.order.fairness.leave(sequence.share)
 
     def give_up(self, blocks: Lease) -> None:
         """A running sequence goes on without these blocks, which a step in flight may still use."""
@@ -117,14 +118,14 @@ class Roster:
         self._free_rows.extend(fenced.rows)
 
     def _enqueue(self, sequence: Sequence) -> None:
-        insort(self._waiting.setdefault(sequence.tenant, []), sequence, key=fixed_rank)
+        insort(self._waiting.setdefault(sequence.share, []), sequence, key=fixed_rank)
         sequence.status = Status.WAITING
 
     def _dequeue(self, sequence: Sequence) -> None:
-        queue = self._waiting[sequence.tenant]
+        queue = self._waiting[sequence.share]
         queue.remove(sequence)
         if not queue:
-            del self._waiting[sequence.tenant]
+            del self._waiting[sequence.share]
 
     # -- inspection -------------------------------------------------------------------------
 
@@ -144,7 +145,7 @@ class Roster:
 
     def waiting_by_tenant(self) -> dict[str, int]:
         """`num_waiting` of each tenant that has any."""
-        return {tenant: len(queue) for tenant, queue in self._waiting.items()}
+        return Counter(sequence.tenant for queue in self._waiting.values() for sequence in queue)
 
     @property
     def is_idle(self) -> bool:

@@ -255,7 +255,7 @@ class Scheduler:
         start = sequence.num_scheduled
         sequence.num_scheduled += num_tokens
         if sequence.epoch == 0 and start < sequence.prompt_len:
-            self._order.fairness.charge(sequence.tenant, num_tokens, 0)
+            self._order.fairness.charge(sequence.share, num_tokens, 0)
         samples = sequence.num_scheduled == sequence.known and sequence.max_output > 0
         self._enter(draft, sequence, start, num_tokens, samples)
         draft.budget -= num_tokens
@@ -269,7 +269,7 @@ class Scheduler:
         sequence.in_flight_unsampled += not samples
         if samples:
             sequence.is_decoding = not sequence.params.use_beam_search
-            self._order.fairness.charge(sequence.tenant, 0, 1)
+            self._order.fairness.charge(sequence.share, 0, 1)
         targets = self._prompt_targets(sequence, start)
         draft.entries.append(Entry(sequence, start, num_tokens, sequence.epoch, samples, targets))
 

@@ -76,6 +76,7 @@ class Sequence:
         "request_id",
         "row",
         "seed",
+        "share",
         "status",
         "stopping_ids",
         "tables",
@@ -95,6 +96,7 @@ class Sequence:
         index: int = 0,
         priority: int = 0,
         tenant: str = "",
+        client: str = "",
         cache_salt: str = "",
         bad_words: tuple[tuple[int, ...], ...] = (),
         grammar: Grammar | None = None,
@@ -114,6 +116,7 @@ class Sequence:
         self.stopping_ids = self.end_ids.union(params.stop_ids)
         self.priority = priority
         self.tenant = tenant
+        self.share = tenant or client
         self.cache_root = root_of(tenant, cache_salt)
         self.arrival = 0
         self.status = Status.PENDING

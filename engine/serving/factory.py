@@ -58,6 +58,7 @@ class SequenceFactory:
         *,
         priority: int,
         tenant: str,
+        client: str = "",
         cache_salt: str = "",
     ) -> list[Sequence]:
         """One sequence per choice; the first holds the others as its forks. Raises InvalidRequest."""
@@ -83,6 +84,7 @@ class SequenceFactory:
                 index=choice,
                 priority=priority,
                 tenant=tenant,
+                client=client,
                 cache_salt=cache_salt,
                 bad_words=bad_words,
                 grammar=None if grammar is None else grammar.fork(unwanted_ids),

@@ -23,6 +23,7 @@ from rpc.http.endpoint import Endpoint
 from rpc.http.errors import body
 from rpc.http.fields import Fields
 from rpc.http.metrics import HttpMetrics
+from rpc.http.own_site import OwnSite, allowed_hosts, listed
 from rpc.http.service import Service
 from rpc.http.state import LiveState
 from rpc.trace_context import HttpTraceContext
@@ -70,23 +71,24 @@ def make_app(service: Service) -> Starlette:
 
 
 def _middleware(service: Service) -> list[Middleware]:
-    traced = [Middleware(HttpTraceContext)] if service.engine.is_traced else []
-    return traced + _cross_origin(service.options.allowed_origins)
-
-
-def _cross_origin(origins: str | None) -> list[Middleware]:
-    if origins is None:
-        return []
-    allowed = [origin.strip() for origin in origins.split(",")]
-    return [
-        Middleware(
-            CORSMiddleware,
-            allow_origins=allowed,
-            allow_methods=["*"],
-            allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after"],
+    options, chain = service.options, []
+    origins = listed(options.allowed_origins)
+    if service.engine.is_traced:
+        chain.append(Middleware(HttpTraceContext))
+    if service.keys is None or options.allowed_hosts is not None:
+        chain.append(Middleware(OwnSite, hosts=allowed_hosts(options), origins=origins))
+    if origins:
+        exposed = ["x-request-id", "retry-after"]
+        chain.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=origins,
+                allow_methods=["*"],
+                allow_headers=["*"],
+                expose_headers=exposed,
+            )
         )
-    ]
+    return chain
 
 
 async def _no_such_thing(request: Request, error: Exception) -> JSONResponse:

@@ -16,7 +16,7 @@ from typing import TypeAlias
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rpc.auth import TENANT, ApiKeys
+from rpc.auth import CLIENT, TENANT, ApiKeys
 from rpc.http.errors import TooLarge, TooSlow, error_response
 from rpc.http.fields import Fields
 from rpc.options import ServerOptions
@@ -39,6 +39,10 @@ MIN_BYTES_PER_SECOND = 500
 """Of a body, as Apache's mod_reqtimeout has it: one that comes in drops must not hold its socket for ever."""
 
 
+MAX_DROPPED_BYTES = 64 << 20
+"""Of a body above the limit, which are read for its sender to see the answer."""
+
+
 class Endpoint:
     """An ASGI app. Without `keys` anybody may call."""
 
@@ -54,10 +58,12 @@ class Endpoint:
         """Serve one call."""
         headers = Headers(scope=scope)
         REQUEST_ID.set(_request_id(headers))
+        CLIENT.set((scope.get("client") or ("",))[0])
         send = _with_request_id(send, REQUEST_ID.get())
         try:
             if self._keys is not None:
                 TENANT.set(self._keys.authenticate(headers.get("authorization")))
+            _check_length(headers.getlist("content-length"), self._max_body_bytes)
             body = await _read_body(receive, self._max_body_bytes, self._patience)
         except _ClientGone:
             return
@@ -109,6 +115,12 @@ def _with_request_id(send: Send, request_id: str) -> Send:
         await send(message)
 
     return send_with_id
+
+
+def _check_length(lengths: list[str], limit: int) -> None:
+    """Raises TooLarge at once for a length that is not worth waiting for."""
+    if lengths and int(lengths[0]) > limit + MAX_DROPPED_BYTES:
+        raise TooLarge(f"the body is longer than max_message_bytes, {limit}")
 
 
 async def _read_body(receive: Receive, limit: int, patience: float) -> bytes:

@@ -5,14 +5,18 @@ While it drains the port stays open, so that a probe of /ready sees 503 rather t
 
 import asyncio
 import contextlib
+import re
 import socket
 from collections.abc import Iterator
 
+import h11
 import uvicorn
+from starlette.responses import JSONResponse
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from engine.network import host_port
 from rpc.http.app import make_app
+from rpc.http.errors import body
 from rpc.http.service import Service
 from rpc.options import ServerOptions
 
@@ -20,6 +24,8 @@ KEEP_ALIVE_SECONDS = 75
 """Above the 60 s that load balancers keep an idle connection: the side that ends it first should be the client."""
 
 BACKLOG = 2048
+
+_BODY_LENGTH = re.compile(rb"^(?:content-length|transfer-encoding)[ \t]*:", re.IGNORECASE | re.MULTILINE)
 
 GIVE_UP_SECONDS = 5
 """For calls that outlive their connections; there are none unless something is wrong."""
@@ -78,6 +84,26 @@ class _Connection(H11Protocol):
         """Wait for the first head."""
         super().connection_made(transport)
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
+    def handle_events(self) -> None:
+        """Refuse a request that says twice where its body ends, which h11 would settle by itself.
+
+        What stands before this server may settle it otherwise, and see other requests (RFC 9112, 6.3).
+        """
+        if self.conn.their_state is h11.IDLE:
+            head = self.conn.trailing_data[0].partition(b"\r\n\r\n")[0]
+            if len(_BODY_LENGTH.findall(head)) > 1:
+                self.send_400_response("Content-Length and Transfer-Encoding: one of them, once")
+                return
+        super().handle_events()
+
+    def send_400_response(self, msg: str) -> None:
+        """The parser's refusals have the form of all others."""
+        content = JSONResponse(body(msg, "invalid_request_error"), 400, {"connection": "close"})
+        head = h11.Response(status_code=400, headers=content.raw_headers, reason=b"Bad Request")
+        for event in (head, h11.Data(data=bytes(content.body)), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
 
     def data_received(self, data: bytes) -> None:
         """Go on waiting if this is not the end of a head."""

@@ -13,7 +13,7 @@ from engine.errors import InvalidRequest
 from engine.request.params import SamplingParams
 from engine.serving.stream import OutputStream
 from engine.text.tool_formats import tool_format
-from rpc.auth import TENANT, ApiKeys
+from rpc.auth import CLIENT, TENANT, ApiKeys
 from rpc.calls import Calls, own_id, serving
 from rpc.clock import Clock
 from rpc.http.errors import UnknownModel
@@ -94,6 +94,7 @@ class Service:
                         request_id=request_id,
                         priority=priority,
                         tenant=TENANT.get(),
+                        client=CLIENT.get(),
                         cache_salt=salt or "",
                     )
                 )

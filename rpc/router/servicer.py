@@ -32,7 +32,7 @@ from engine.request.params import SamplingParams
 from engine.serving.stream import OutputStream, merge
 from loader.checkpoint import CONFIG_FILE
 from loader.fields import read_json_object
-from rpc.auth import TENANT
+from rpc.auth import CLIENT, TENANT, note_peer
 from rpc.calls import Calls, loaded, own_id, serving
 from rpc.clock import Clock
 from rpc.errors import reported, within_deadline
@@ -82,6 +82,7 @@ class RouterServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
         async with reported(context, self._calls.pace), within_deadline(context):
             self._last_request = time.time()
+            note_peer(context)
             with self._calls.live():
                 params, stream = await self._submit(request)
                 outputs = Outputs([stream], self._calls)
@@ -104,7 +105,8 @@ class RouterServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
                 raise InvalidRequest("input", "one of tokenized and text is required")
         await engine.compile_grammar(params)
         request_id = own_id(request.request_id or uuid.uuid4().hex)
-        return params, engine.generate(token_ids, params, request_id=request_id, tenant=TENANT.get())
+        stream = engine.generate(token_ids, params, request_id=request_id, tenant=TENANT.get(), client=CLIENT.get())
+        return params, stream
 
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
         async with reported(context):

@@ -241,3 +241,10 @@ def test_a_second_signal_ends_a_drain_with_exit_code_0(number: signal.Signals) -
         _, err = client.communicate(timeout=30)
         assert client.returncode == 1
         assert err.startswith("engine: error: ") and err.count("\n") == 1
+
+
+def test_standard_streams_that_were_closed_are_opened() -> None:
+    """Else the next socket takes their number, and libuv aborts when it is closed (`engine serve >&-`)."""
+    check = "import os; from engine.cli.main import _open_standard_streams as f; f(); [os.fstat(n) for n in range(3)]"
+    command = f"exec {sys.executable} -c '{check}' <&- >&- 2>&-"
+    assert subprocess.run(command, shell=True, check=False).returncode == 0

@@ -3,6 +3,7 @@
 import json
 import random
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import llguidance
@@ -142,11 +143,37 @@ def test_a_mask_that_takes_too_long_is_the_last(
     masks.fill(1, [(0, row)])
     masks.advance([(0, row)], result(a))
     assert (row.error, row.has_ended) == (None, False)
-    monkeypatch.setattr(grammar_module, "MASK_SECONDS", 0.0)
+    clock = iter((0.0, 0.2))
+    monkeypatch.setattr("engine.grammar.grammar.time.thread_time", lambda: next(clock))
     masks.fill(1, [(0, row)])
     masks.advance([(0, row)], result(a))
     assert str(row.error).startswith("structured_outputs.regex: too complex")
     assert row.has_ended  # with this token; the loop makes an error of it
+
+
+def test_masks_that_slow_a_step_down_end_their_requests_and_no_other(
+    compiler: GrammarCompiler, tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of 14 ms may come seven times in a request; fifty in a step take 0.7 s, and are the last."""
+    masks, grammar = Masks(51, VOCAB, compiler.vocab_size), compiler.compile(StructuredOutputs(regex="a+"))
+    a = tokenizer.encode("a")[0]
+
+    def steps(seconds: list[float], num_steps: int) -> list[bool]:
+        """Whether each row has failed after so many steps, in which its masks take so long."""
+        times = [t for _ in range(num_steps) for duration in seconds for t in (0.0, duration)]
+        clock = iter(times)
+        monkeypatch.setattr("engine.grammar.grammar.time.thread_time", lambda: next(clock))
+        monkeypatch.setattr(masks, "_pool", ThreadPoolExecutor(1))
+        rows = [(i, grammar.fork()) for i in range(len(seconds))]
+        for _ in range(num_steps):
+            masks.fill(len(rows), rows)
+            masks.advance(rows, result(*[a] * len(rows)))
+        return [row.error is not None for _, row in rows]
+
+    assert steps([0.014], 7) == [False]
+    assert steps([0.014], 8) == [True]
+    assert steps([0.0001] * 51, 20) == [False] * 51
+    assert steps([0.014] * 50 + [0.0001], 1) == [True] * 50 + [False]
 
 
 def test_what_llguidance_gives_up_in_the_middle_names_the_field(

@@ -62,6 +62,7 @@ class Submission:
     priority: int = 0
     tenant: str = ""
     cache_salt: str = ""
+    client: str = ""
 
     def push(self, text: str = "", ids: Sequence[int] = (), **more: Any) -> None:
         self.channel.push(Delta(text=text, token_ids=tuple(ids), **{"index": 0, **more}))
@@ -130,6 +131,7 @@ class FakeEngine(ENGINE):
         request_id: str | None = None,
         priority: int = 0,
         tenant: str = "",
+        client: str = "",
         cache_salt: str = "",
     ) -> OutputStream:
         if self.refusal is not None:
@@ -139,7 +141,9 @@ class FakeEngine(ENGINE):
         request_id = request_id or f"auto-{self.submissions.qsize()}"
         if request_id in self.live:
             raise InvalidRequest("request_id", f"{request_id!r} is live already")
-        submission = Submission(request_id, list(prompt), params, OutputChannel(params.n), priority, tenant, cache_salt)
+        submission = Submission(
+            request_id, list(prompt), params, OutputChannel(params.n), priority, tenant, cache_salt, client
+        )
         self.live[request_id] = submission
         self.submissions.put_nowait(submission)
         return OutputStream(request_id, list(prompt), submission.channel, self._dropped)

@@ -342,6 +342,9 @@ class CallContext:
     def time_remaining(self) -> float:
         return self.remaining
 
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:5000"
+
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: object = ()) -> None:
         self.code = code
         raise grpc.aio.AbortError
@@ -364,6 +367,15 @@ async def test_the_server_holds_the_deadline_itself(remaining: float, submitted:
             await servicer(engine).Generate(HELLO, context)
         assert context.code is grpc.StatusCode.DEADLINE_EXCEEDED
         assert (engine.submissions.qsize(), engine.aborts.qsize()) == (submitted, submitted)
+
+
+async def test_the_engine_is_told_where_a_call_comes_from() -> None:
+    async with FakeEngine() as engine:
+        context: Any = CallContext(100.0)
+        handler = asyncio.create_task(servicer(engine).Generate(HELLO, context))
+        assert (await engine.submissions.get()).client == "127.0.0.1"
+        handler.cancel()
+        await asyncio.wait([handler])
 
 
 async def test_a_cancelled_handler_stays_cancelled() -> None:

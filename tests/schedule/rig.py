@@ -86,6 +86,7 @@ class Rig:
         max_output: int,
         *,
         tenant: str = "",
+        client: str = "",
         priority: int = 0,
         cache_salt: str = "",
         **params: Any,
@@ -94,7 +95,7 @@ class Rig:
         sampling = SamplingParams(max_tokens=max_output, **params)
         name = f"r{self.num_requests}"
         self.num_requests += 1
-        place: dict[str, Any] = {"tenant": tenant, "priority": priority, "cache_salt": cache_salt}
+        place: dict[str, Any] = {"tenant": tenant, "client": client, "priority": priority, "cache_salt": cache_salt}
         choices = make_choices(name, prompt, sampling, max_output, **place)
         self.sequences += choices
         self.roster.add(choices[0])

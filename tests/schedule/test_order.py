@@ -29,6 +29,31 @@ def test_a_flooding_tenant_does_not_delay_another(prompt_len: int, output_len: i
     rig.check_outputs()
 
 
+def test_a_client_that_floods_leaves_others_their_rows() -> None:
+    """Without tenants, callers are told apart by where they call from; the prefix cache is theirs together."""
+    prompt = [5] * 32
+    rig = Rig(num_blocks=400, budget=64, max_num_seqs=8)
+    for i in range(100):
+        rig.add([i] * 8, 500, client="10.0.0.1")
+    for _ in range(20):
+        rig.iterate()
+    late = rig.add(prompt, 4, client="10.0.0.2")
+    assert rig.steps_to_first_token(late) <= 5  # two of them for steps in flight
+    assert late.cache_root == rig.sequences[0].cache_root
+    assert rig.roster.waiting_by_tenant().keys() == {""}
+
+
+def test_counters_of_clients_that_have_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.schedule.order.MAX_REMEMBERED", 10)
+    fairness = Fairness()
+    fairness.arrive("stays")
+    for i in range(100):
+        fairness.arrive(f"client {i}")
+        fairness.charge(f"client {i}", 5, 5)
+        fairness.leave(f"client {i}")
+    assert len(fairness._served) <= 11 and fairness.served("stays") == 0
+
+
 def test_tenants_get_equal_service_while_both_want_it() -> None:
     """Per tenant, not per request: one sends eight times as many."""
     rig = Rig(num_blocks=64, max_num_seqs=2, budget=16, caching=False)

@@ -329,7 +329,7 @@ async def test_a_body_above_the_limit(http_serving: HttpServing, options: dict[s
 async def test_a_body_that_stops_is_given_up(http_serving: HttpServing, head: str) -> None:
     async with http_serving(keepalive_time=1, keepalive_timeout=0.1) as http:
         reader, writer = await asyncio.open_connection("127.0.0.1", http.served.server.http_port)
-        writer.write(f"POST {CHAT} HTTP/1.1\r\nhost: h\r\n{head}".encode())
+        writer.write(f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\n{head}".encode())
         answer = await reader.read()  # to the end: the connection is closed, too
         writer.close()
         assert answer.startswith(b"HTTP/1.1 408 ") and b"request_timeout" in answer

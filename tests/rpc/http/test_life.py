@@ -18,6 +18,7 @@ import trustme
 from prometheus_client import Gauge
 
 from engine.errors import ConfigError, DeviceFault
+from rpc.http.own_site import allowed_hosts
 from rpc.options import ServerOptions
 from rpc.server import Server
 from tests.rpc.fake_engine import FakeEngine
@@ -175,7 +176,7 @@ async def test_the_end_hangs_up_on_those_who_stopped(
 ) -> None:
     """One in the middle of a head, two of a body, and one that reads nothing of a long answer."""
     monkeypatch.setattr("rpc.server.FLUSH_SECONDS", 0.05)
-    post = b"POST /v1/completions HTTP/1.1\r\nhost: h\r\n"
+    post = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
     body = json.dumps({"prompt": "x", "stream": True}).encode()
     async with http_serving(grace=0) as http:
         stopped = []
@@ -227,7 +228,7 @@ async def test_a_client_that_leaves_aborts_its_requests(http: Http, body: dict[s
 
 async def test_a_request_that_is_not_sent_to_its_end_is_dropped(http: Http) -> None:
     _, writer = await asyncio.open_connection("127.0.0.1", http.served.server.http_port)
-    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{")
     await writer.drain()
     writer.close()
     await writer.wait_closed()
@@ -249,10 +250,10 @@ async def test_a_head_that_does_not_come_to_its_end_is_given_up(
 
         body = b'{"prompt": "x"}'
         served = await connected(
-            b"POST /v1/completions HTTP/1.1\r\nhost: h\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
         )
         request = await http.next_request()
-        whole, half = b"GET /version HTTP/1.1\r\nhost: h\r\n\r\n", b"GET /version HTTP/1.1\r\nhost: "
+        whole, half = b"GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n", b"GET /version HTTP/1.1\r\nhost: "
         for sent, num_answers in ((b"", 0), (half, 0), (whole + half, 1)):
             reader, writer = await connected(sent)
             assert (await reader.read()).count(b"200 OK") == num_answers
@@ -273,7 +274,7 @@ async def test_a_slow_reader_costs_no_memory_and_loses_nothing(http: Http) -> No
     tokens, text = 5_000, "x" * 4000
     reader, writer = await asyncio.open_connection("127.0.0.1", http.served.server.http_port, limit=1 << 16)
     body = json.dumps({"prompt": "x", "stream": True}).encode()
-    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n")
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n")
     writer.write(b"content-length: %d\r\n\r\n%b" % (len(body), body))
     request = await http.next_request()
     for i in range(tokens):
@@ -295,7 +296,9 @@ async def test_a_client_that_reads_nothing_at_all_is_given_up(http_serving: Http
     async with http_serving(keepalive_time=1, keepalive_timeout=0.1) as http:
         with socket.create_connection(("127.0.0.1", http.served.server.http_port)) as frozen:
             body = json.dumps({"prompt": "x", "stream": True}).encode()
-            frozen.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+            frozen.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+            )
             request = await http.next_request()
             for i in range(100):
                 request.push("x" * 100_000, [i])
@@ -327,7 +330,81 @@ async def test_pages_of_other_origins_need_a_flag(http_serving: HttpServing) -> 
             answer = await http.client.options(CHAT, headers=ask)
             assert answer.headers.get("access-control-allow-origin") == names
             answer = await http.client.get("/version", headers={"origin": "https://c.example"})
-            assert answer.headers.get("access-control-allow-origin") == ("*" if allowed == "*" else None)
+            assert answer.status_code == (200 if allowed == "*" else 403)
+            own = {"origin": str(http.client.base_url).rstrip("/")}
+            assert (await http.client.get("/version", headers=own)).status_code == 200
+
+
+async def test_a_post_for_another_site_does_not_reach_the_engine(http: Http) -> None:
+    """As a page may send it without leave."""
+    headers = {"origin": "https://evil.example", "content-type": "text/plain"}
+    answer = await http.client.post("/v1/completions", content=b'{"prompt": "x"}', headers=headers)
+    assert answer.status_code == 403 and "--allowed-origins" in answer.json()["error"]["message"]
+    assert http.engine.submissions.empty()
+
+
+@pytest.mark.parametrize(
+    ("allowed", "host", "status"),
+    [
+        (None, "localhost", 200),
+        (None, "localhost:8000", 200),
+        (None, "127.0.0.1:8000", 200),
+        (None, "[::1]:8000", 200),
+        (None, "engine.localhost", 200),
+        (None, "evil.example:8000", 403),
+        (None, "127.evil.example", 403),
+        ("llm.example", "llm.example", 200),
+        ("llm.example", "LLM.example:443", 200),
+        ("llm.example", "localhost", 200),
+        ("llm.example", "evil.example", 403),
+        ("*", "evil.example", 200),
+    ],
+)
+async def test_names_that_are_not_the_servers_are_refused(
+    http_serving: HttpServing, allowed: str | None, host: str, status: int
+) -> None:
+    async with http_serving(allowed_hosts=allowed) as http:
+        answer = await http.client.get("/version", headers={"host": host})
+        assert answer.status_code == status
+        if status == 403:
+            assert "--allowed-hosts" in answer.json()["error"]["message"]
+
+
+def test_an_address_that_others_reach_has_any_name() -> None:
+    assert allowed_hosts(ServerOptions(host="0.0.0.0")) is None
+    assert allowed_hosts(ServerOptions(host="::1")) == ()
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        b"content-length: 15\r\nContent-Length: 15\r\n",
+        b"content-length: 15\r\ncontent-length: 16\r\n",
+        b"Transfer-Encoding: chunked\r\ncontent-length: 15\r\n",
+        b"content-length: x\r\n",
+        b"content-length: 1" + b"0" * 30 + b"\r\n",
+    ],
+)
+async def test_a_body_without_a_clear_end_is_refused_at_once(http: Http, lengths: bytes) -> None:
+    status, body = await raw_answer(http, b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n" + lengths + b"\r\n")
+    assert status == 400 and body["error"]["type"] == "invalid_request_error"
+
+
+async def test_a_body_that_is_far_too_long_is_refused_at_once(http: Http) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 10000000000000000000\r\n\r\n"
+    status, body = await raw_answer(http, head)
+    assert status == 413 and body["error"]["code"] == "request_too_large"
+
+
+async def raw_answer(http: Http, request: bytes) -> tuple[int, Any]:
+    """Status and JSON body of the answer to some bytes, after which the server closes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", http.served.server.http_port)
+    writer.write(request)
+    async with asyncio.timeout(20):
+        answer = await reader.read()
+    writer.close()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)
 
 
 # -- the port -------------------------------------------------------------------------------
