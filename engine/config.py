@@ -7,6 +7,7 @@ same way. Names and meanings follow vLLM where the thing exists there. Read next
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from types import UnionType
@@ -127,6 +128,17 @@ _SPELLINGS = {
 }
 
 
+_SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?) ?(?P<prefix>[KMGT]?)(?P<binary>i?)B", re.IGNORECASE)
+
+
+def size_text(text: str) -> str:
+    """`1GiB` as a number of bytes, as text; what is no size stays as it is."""
+    if (found := _SIZE.fullmatch(text)) is None or (found["binary"] and not found["prefix"]):
+        return text
+    base = 1024 if found["binary"] else 1000
+    return str(int(float(found["number"]) * base ** " KMGT".index(found["prefix"].upper() or " ")))
+
+
 class Kind:
     """What values a field takes: its type, whether None is one of them, and its bounds."""
 
@@ -136,17 +148,22 @@ class Kind:
         self.choices: tuple[str, ...] = get_args(base) if get_origin(base) is Literal else ()
         self.type: type = str if self.choices else base
         self.low, self.high = f.metadata.get("min"), f.metadata.get("max")
+        self.is_size = f.name.endswith("_bytes")
 
     @property
     def noun(self) -> str:
         """What the field takes, in words."""
         if self.choices:
             return f"one of {', '.join(self.choices)}"
+        if self.is_size:
+            return "a size in bytes, such as 1073741824, 1GiB or 512MB"
         return {bool: "true or false", int: "an integer", float: "a number", str: "a string"}[self.type]
 
     @property
     def metavar(self) -> str:
         """The same in a flag's help."""
+        if self.is_size:
+            return "SIZE"
         names = {bool: "true|false", int: "INTEGER", float: "NUMBER", str: "TEXT"}
         return f"[{'|'.join(self.choices)}]" if self.choices else names[self.type]
 
@@ -155,6 +172,8 @@ class Kind:
         if self.optional and text.lower() == "none":
             return None
         try:
+            if self.is_size:
+                text = size_text(text)
             value = _SPELLINGS[text.lower()] if self.type is bool else self.type(text)
         except (KeyError, ValueError):
             raise self._not(text) from None
@@ -165,6 +184,8 @@ class Kind:
         """A value of a TOML file, which has types but no null. Raises ValueError."""
         if self.optional and isinstance(value, str) and value.lower() == "none":
             return None
+        if self.is_size and isinstance(value, str):
+            return self.parse(value)
         self.check(value)
         return float(value) if self.type is float else value
 

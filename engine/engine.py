@@ -44,7 +44,7 @@ from engine.serving.stream import OutputChannel, OutputStream
 from engine.text.chat import ChatOptions
 from engine.text.chat_renderer import ChatRenderer
 from engine.text.detokenizer import decode
-from engine.text.model import open_model
+from engine.text.model import TextModel, open_model
 from engine.text.tokenizer import TextTokenizer, need_tokenizer
 from loader.checkpoint import Checkpoint
 from loader.errors import shown
@@ -78,6 +78,7 @@ class Engine:
         endpoint = config.otlp_traces_endpoint
         self._spans = None if endpoint is None else RequestSpans(endpoint)
         self._checkpoint: Checkpoint
+        self._model: TextModel | None = None
         self._tokenizer: TextTokenizer | None = None
         self._chat: ChatRenderer
         self._device: Device
@@ -87,6 +88,10 @@ class Engine:
         self._channels: WeakValueDictionary[str, OutputChannel] = WeakValueDictionary()
         self._factory: SequenceFactory
         self._compiling = asyncio.Semaphore(2)
+
+    def check_model(self) -> None:
+        """Read everything but the weights now, before anything listens. Raises CheckpointError and ConfigError."""
+        self._model = open_model(self.config)
 
     # -- life -------------------------------------------------------------------------------
 
@@ -125,9 +130,13 @@ class Engine:
     def _open_checkpoint(self) -> None:
         config = self.config
         kind = select_device(config.device)
-        model = open_model(config)
+        model = self._model or open_model(config)
         checkpoint = self._checkpoint = model.checkpoint
         self._tokenizer, self._chat = model.tokenizer, model.chat
+        if model.tokenizer is None:
+            logger.warning(
+                "%s has no tokenizer.json: prompts and answers are token ids, chats are refused", config.model
+            )
         config = self.config = choose_token_budget(kind, config, checkpoint)
         facts = memory_facts(kind, config, checkpoint)
         self.ledger = plan_memory(config, facts, checkpoint.decoder.max_position_embeddings)

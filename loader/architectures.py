@@ -6,6 +6,7 @@ field the engine does not know may change the math without a sound.
 Read next: `loader/decoder.py` (the result), `loader/rope_config.py` (the rotary part).
 """
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +55,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 
 # Fields that never change the forward pass.
 _BOOKKEEPING = {
-    "_name_or_path", "_commit_hash", "_attn_implementation", "_attn_implementation_autoset", "_from_model_config",
+    "_name_or_path", "_commit_hash", "_attn_implementation", "attn_implementation", "_attn_implementation_autoset",
+    "_from_model_config",
     "transformers_version", "transformers.js_config", "architectures", "model_type", "auto_map", "tokenizer_class",
     "max_sequence_length", "unsloth_version", "unsloth_fixed", "id2label", "label2id", "num_labels", "problem_type",
     "finetuning_task", "task_specific_params",
@@ -94,6 +96,8 @@ DTYPE_NAMES = ("bfloat16", "float16", "float32")
 
 MAX_LAYERS = 4096
 
+logger = logging.getLogger(__name__)
+
 
 def decoder_config(config: Mapping[str, Any], path: Path) -> DecoderConfig:
     """Map config.json, found at `path`, to a decoder. Raises CheckpointError listing every problem."""
@@ -127,7 +131,17 @@ def decoder_config(config: Mapping[str, Any], path: Path) -> DecoderConfig:
     _refuse_the_rest(fields, {**NEUTRAL, **architecture.neutral})
     if problems:
         raise CheckpointError(path, problems)
+    _tell_of_defaults(config, path, decoder)
     return decoder
+
+
+def _tell_of_defaults(config: Mapping[str, Any], path: Path, decoder: DecoderConfig) -> None:
+    """Warn of what is missing and changes the output, should the default not be what the model was made with."""
+    spellings = [config, *(config.get(name) or {} for name in ("rope_parameters", "rope_scaling"))]
+    if all(each.get("rope_theta") is None for each in spellings):
+        logger.warning("%s: rope_theta is missing, %g is taken", path, decoder.rope.theta)
+    if config.get("tie_word_embeddings") is None:
+        logger.warning("%s: tie_word_embeddings is missing, false is taken", path)
 
 
 def _without_nulls(config: Mapping[str, Any]) -> dict[str, Any]:

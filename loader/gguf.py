@@ -120,8 +120,9 @@ def _config(source: Path, metadata: Metadata, tensors: Mapping[str, Any]) -> dic
     for name in ("attention.value_length", "rope.dimension_count"):
         if fields.size(name, head_dim) != head_dim:
             fields.problem(name, f"expected {head_dim}, the size of a head, found {fields.values[name]}")
-    if fields.get("expert_count"):
-        fields.problem("expert_count", "mixture of experts is not supported")
+    for name in ("expert_count", "expert_used_count"):
+        if fields.get(name):
+            fields.problem(name, "mixture of experts is not supported")
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

@@ -7,6 +7,7 @@ bfloat16), and the device converts to its own compute dtype. Arrays are views of
 converts a parameter holds the only copy. Read next: `loader/safetensors.py`, `loader/parameters.py`.
 """
 
+import logging
 import math
 import re
 import zlib
@@ -23,6 +24,8 @@ from loader.errors import CheckpointError, shown
 from loader.fields import read_json_object
 from loader.parameters import Shape, parameter_table
 from loader.safetensors import DTYPES, SafetensorsFile, open_safetensors
+
+logger = logging.getLogger(__name__)
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -90,7 +93,17 @@ def plan_weights(path: Path, decoder: DecoderConfig) -> LoadPlan:
         raise CheckpointError(path, problems)
     if decoder.tie_word_embeddings and _HEAD in found:
         _check_tied_head(path, found)
+        logger.warning("%s: %s repeats %s, and is not loaded", path, _HEAD, _EMBEDDING)
+    _tell_of_strays(path, {file.path.name for file in found.values()})
     return LoadPlan({name: found[name] for name in table})
+
+
+def _tell_of_strays(path: Path, read: set[str]) -> None:
+    """Warn of weights in the folder that the model does not have."""
+    strays = sorted(file.name for file in path.glob("*.safetensors") if file.name not in read)
+    if strays:
+        more = f" and {len(strays) - 5} more" if len(strays) > 5 else ""
+        logger.warning("%s: not read, as the model has no part in them: %s%s", path, ", ".join(strays[:5]), more)
 
 
 def _open_shards(path: Path) -> dict[str, SafetensorsFile]:

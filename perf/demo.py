@@ -35,7 +35,7 @@ def main(question: str, serve: bool, port: int, http_port: int, max_tokens: int)
     try:
         model = demo_checkpoint()
         if serve:
-            command = [*serve_command(model, port), "--http-port", str(http_port)]
+            command = [*serve_command(model, port)[:-1], "--http-port", str(http_port)]
             os.execv(command[0], command)
         asyncio.run(run(model, question, max_tokens))
     except grpc.aio.AioRpcError as error:
@@ -46,7 +46,7 @@ def main(question: str, serve: bool, port: int, http_port: int, max_tokens: int)
 
 def serve_command(model: Path, port: int) -> list[str]:
     """`engine serve` as this Python runs it."""
-    return [sys.executable, "-m", "engine", "serve", str(model), "--port", str(port)]
+    return [sys.executable, "-m", "engine", "serve", str(model), "--port", str(port), "--no-http"]
 
 
 async def run(model: Path, question: str, max_tokens: int) -> None:

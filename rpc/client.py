@@ -117,11 +117,16 @@ def _chat_message(message: Mapping[str, Any]) -> pb.ChatMessage:
     return pb.ChatMessage(**{**message, "tool_calls": json.dumps(calls) if calls else ""})
 
 
-def describe(error: grpc.aio.AioRpcError) -> str:
-    """One line: status code and message."""
+def describe(error: grpc.aio.AioRpcError, address: str = "") -> str:
+    """One line: status code and message, and the address where no server of ours is there."""
     details = error.details() or ""
-    if error.code() is grpc.StatusCode.UNAVAILABLE and "Connection refused" in details:
-        return "UNAVAILABLE: no server answers there; `engine serve MODEL` starts one, --address names another"
+    at = f" at {address}" if address else ""
+    if error.code() is grpc.StatusCode.UNAVAILABLE:
+        if "Connection refused" in details:
+            return f"UNAVAILABLE: no server answers{at}; `engine serve MODEL` starts one, --address names another"
+        if "http1" in details.lower():
+            return f"UNAVAILABLE: what answers{at} speaks HTTP, not gRPC; `engine serve` prints both addresses"
+        return f"UNAVAILABLE: the server{at}: {details}"
     return f"{error.code().name}: {details}"
 
 

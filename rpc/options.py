@@ -8,6 +8,7 @@ from engine.config import check_settings, setting
 from engine.errors import ConfigError
 
 MAX_PENDING_CALLS = 1 << 16
+DEFAULT_HTTP_PORT = 8000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,9 +21,11 @@ class ServerOptions:
         None, "Port of the Prometheus metrics, on the same host; off if unset, 0 takes a free one.", min=0, max=65535
     )
     http_port: int | None = setting(
-        None, "Port of the OpenAI-compatible HTTP interface, on the same host; off if unset, 0 takes a free one.",
-        min=0, max=65535,
-    )  # fmt: skip
+        DEFAULT_HTTP_PORT,
+        "Port of the OpenAI-compatible HTTP interface and the page, on the same host; none is off, 0 takes a free one.",
+        min=0,
+        max=65535,
+    )
     allowed_origins: str | None = setting(
         None, "Origins, separated by commas, whose pages may call over HTTP; * is any, none if unset."
     )

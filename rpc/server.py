@@ -28,7 +28,7 @@ from rpc.calls import Calls
 from rpc.clock import Clock, MonotonicClock
 from rpc.credentials import read_credentials
 from rpc.grpc_metrics import GrpcMetrics
-from rpc.options import ServerOptions
+from rpc.options import DEFAULT_HTTP_PORT, ServerOptions
 from rpc.proto.engine.v1 import engine_pb2 as pb
 from rpc.proto.engine.v1 import engine_pb2_grpc as pb_grpc
 from rpc.servicer import EngineServicer
@@ -68,6 +68,7 @@ class Server:
         self._health = health.aio.HealthServicer()
         self._is_serving = False
         self._http = self._http_server(clock)
+        self._port = 0
         self.http_port: int | None = None
         self._server = grpc.aio.server(interceptors=self._interceptors(), options=options.channel_arguments())
         self._signals = {signal.SIGTERM: self.stop, signal.SIGINT: self.stop}
@@ -93,6 +94,9 @@ class Server:
             from rpc.http.server import HttpServer
             from rpc.http.service import Service
         except ModuleNotFoundError as error:
+            if self._options.http_port == DEFAULT_HTTP_PORT:  # nobody has asked for it
+                logger.warning("HTTP is off: it needs the extra http, pip install 'engine-llm[http]'")
+                return None
             raise ConfigError(f"http_port: needs the extra http, pip install 'engine-llm[http]' ({error})") from error
         service = Service(
             self._engine,
@@ -116,7 +120,7 @@ class Server:
             names.append(self._router.register(self._server))
         reflection.enable_server_reflection(names, self._server)
         await self._set_serving(False)
-        port = _bind(self._server, self._options, self._credentials)
+        port = self._port = _bind(self._server, self._options, self._credentials)
         if self._http is not None:
             self.http_port = self._http.start()
         await self._server.start()
@@ -163,7 +167,7 @@ class Server:
 
     async def _serve(self) -> None:
         await self._set_serving(True)
-        logger.info("serving")
+        logger.info("serving %s", self._what_and_where())
         async with asyncio.TaskGroup() as group:
             failed = group.create_task(self._engine.wait_failed())
             asked = group.create_task(self._stop_asked.wait())
@@ -178,9 +182,18 @@ class Server:
         if self._engine.state == "failed":
             raise await self._engine.wait_failed()
 
+    def _what_and_where(self) -> str:
+        """The model, and every address that is asked for it."""
+        info, options = self._engine.info, self._options
+        where = [f"gRPC {host_port(options.host, self._port)}"]
+        if self.http_port is not None:
+            scheme = "http" if options.ssl_certfile is None else "https"
+            where.append(f"OpenAI API and page {scheme}://{host_port(options.host, self.http_port)}/")
+        return f"{info.served_model_name} in {info.dtype} on {info.device}: {', '.join(where)}"
+
     async def _drain(self) -> None:
         grace = self._options.grace
-        logger.info("draining, at most %g s", grace)
+        logger.info("draining, at most %g s; another signal (Ctrl-C) stops at once", grace)
         # The engine may finish a stream before a slow client has read it: one limit covers both.
         with suppress(TimeoutError):
             async with asyncio.timeout(grace + FLUSH_SECONDS):

@@ -42,7 +42,8 @@ def debuggable(command: Command) -> Command:
             if isinstance(error, click.ClickException | click.exceptions.Exit):
                 raise
             kind = BadUsage if isinstance(error, ConfigError | InvalidRequest) else click.ClickException
-            raise kind(name_sources(_message(error))) from error
+            address = getattr(kwargs.get("server"), "address", "")
+            raise kind(name_sources(_message(error, address))) from error
 
     return run  # type: ignore[return-value]
 
@@ -62,12 +63,12 @@ def _not_utf8(arguments: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _message(error: Exception) -> str:
+def _message(error: Exception, address: str) -> str:
     grpc = sys.modules.get("grpc")  # a command that did not call a server has not imported it
     if grpc and isinstance(error, grpc.aio.AioRpcError):
         from rpc.client import describe
 
-        return describe(error)
+        return describe(error, address)
     if isinstance(error, EngineError | CheckpointError | OSError) and str(error):
         return str(error)
     return f"{type(error).__name__}: {error} (--debug shows where)"

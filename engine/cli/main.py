@@ -23,6 +23,7 @@ import click
 from engine.cli.bench.command import bench
 from engine.cli.compile import compile_kernels
 from engine.cli.debuggable import USAGE, debuggable
+from engine.cli.help_groups import GroupedCommand
 from engine.cli.profile.command import profile
 from engine.cli.sampling_flags import sampling_flags
 from engine.cli.server_flags import Server, to_server
@@ -67,18 +68,27 @@ def _open_standard_streams() -> None:
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="engine-llm", message="%(version)s")
 def cli() -> None:
-    """An LLM inference engine, served over gRPC."""
+    """An LLM inference engine, served over gRPC and HTTP."""
 
 
-@cli.command()
+@cli.command(cls=GroupedCommand)
 @LAYERS.options(ServerOptions)
 @LAYERS.options(EngineConfig)
+@click.option("--no-http", is_flag=True, help="No HTTP interface; the same as --http-port none.")
 @click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
 )
 @debuggable
-def serve(log_level: str, **values: Any) -> None:
-    """Serve MODEL over gRPC until SIGTERM or SIGINT; a second signal stops at once."""
+def serve(log_level: str, no_http: bool, **values: Any) -> None:
+    """Serve MODEL, a folder, over gRPC and HTTP until SIGTERM or SIGINT; a second signal stops at once.
+
+    Example:
+
+    \b
+    engine serve ./Qwen2.5-0.5B-Instruct --kv-cache-memory-bytes 2GiB
+    """
+    if no_http:
+        values["http_port"] = None
     options = ServerOptions(**{f.name: values.pop(f.name) for f in fields(ServerOptions)})
     config = EngineConfig(**values)
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -97,6 +107,7 @@ async def _serve(config: EngineConfig, options: ServerOptions) -> None:
         if options.metrics_port is not None:
             metrics = stack.enter_context(MetricsServer(engine.metrics, options.host, options.metrics_port))
         server = Server(engine, options)
+        engine.check_model()
         port = await server.start()
         click.echo(f"listening on {host_port(options.host, port)}")
         if server.http_port is not None:
@@ -171,7 +182,7 @@ async def _health(server: Server, timeout: float) -> str:
         return await client.health(timeout=timeout)
 
 
-@cli.command()
+@cli.command(cls=GroupedCommand)
 @LAYERS.options(ServerOptions, partial=True)
 @LAYERS.options(EngineConfig, partial=True)
 @click.option("--json", "as_json", is_flag=True, help="Print an object with value, origin and source of each.")

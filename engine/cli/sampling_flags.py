@@ -51,11 +51,13 @@ def sampling_flags(max_tokens: int) -> Callable[[Command], Command]:
 
 _CONSTRAINTS = {"json_schema": "json", "regex": "regex", "choice": "choice"}
 """Flags of structured output, and what they are in StructuredOutputs."""
+_CONSTRAINT_FLAGS = {kind: f"--{name.replace('_', '-')}" for name, kind in _CONSTRAINTS.items()}
 
 
 def _message(values: dict[str, Any], constraint: dict[str, Any]) -> "pb.SamplingParams":
     """Raises InvalidRequest."""
     from rpc.convert import structured_outputs
+    from rpc.errors import renamed
     from rpc.proto.engine.v1 import engine_pb2 as pb
 
     SamplingParams(**values)  # protobuf's own complaint about a negative number names no field
@@ -63,5 +65,8 @@ def _message(values: dict[str, Any], constraint: dict[str, Any]) -> "pb.Sampling
     if any(constraint.values()):
         if constraint["json"]:
             constraint["json"] = constraint["json"].read()
-        message.structured_outputs.CopyFrom(structured_outputs(StructuredOutputs(**constraint)))
+        with renamed(
+            {f"structured_outputs.{kind}": f"--{flag.replace('_', '-')}" for flag, kind in _CONSTRAINTS.items()}
+        ):
+            message.structured_outputs.CopyFrom(structured_outputs(StructuredOutputs(**constraint)))
     return message

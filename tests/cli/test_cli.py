@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from engine.cli import main as cli
+from engine.cli.help_groups import GROUPS
 from engine.config import EngineConfig
 from loader.errors import CheckpointError
 from rpc.options import ServerOptions
@@ -145,7 +146,7 @@ def process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 @contextmanager
 def server(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A serving process and its address, which it printed."""
-    with process("serve", "/m", "--port", "0", *arguments) as child:
+    with process("serve", "/m", "--port", "0", "--no-http", *arguments) as child:
         word, _, address = child.stdout.readline().strip().rpartition(" ")
         assert word == "listening on"
         while "serving" not in (line := child.stderr.readline()):
@@ -185,6 +186,11 @@ def test_addresses_of_ipv6_are_printed_in_brackets() -> None:
         assert child.stdout is not None
         grpc, http, metrics = (child.stdout.readline().strip() for _ in range(3))
         assert grpc.startswith("listening on [::1]:")
+        while "serving" not in (line := child.stderr.readline()):
+            assert line, "the server ended"
+        http_address = http.removeprefix("http on ")
+        ours = f"tiny in bfloat16 on cpu: test: gRPC {grpc.split()[-1]}, OpenAI API and page {http_address}/"
+        assert line.strip().endswith(f"serving {ours}")
         assert http.startswith("http on http://[::1]:")
         assert metrics.startswith("metrics on http://[::1]:") and metrics.endswith("/metrics")
         address = grpc.removeprefix("listening on ")
@@ -202,7 +208,7 @@ def test_a_reader_that_has_enough_ends_a_command_in_silence() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "name"),
-    [(["generate", b"caf\xe9"], "prompt"), (["generate", "x", "--regex", b"\xff+"], "structured_outputs.regex")],
+    [(["generate", b"caf\xe9"], "prompt"), (["generate", "x", "--regex", b"\xff+"], "--regex")],
     ids=["prompt", "regex"],
 )
 def test_an_argument_that_is_not_utf8_is_bad_usage_and_named(arguments: list[str | bytes], name: str) -> None:
@@ -248,3 +254,50 @@ def test_standard_streams_that_were_closed_are_opened() -> None:
     check = "import os; from engine.cli.main import _open_standard_streams as f; f(); [os.fstat(n) for n in range(3)]"
     command = f"exec {sys.executable} -c '{check}' <&- >&- 2>&-"
     assert subprocess.run(command, shell=True, check=False).returncode == 0
+
+
+def test_what_answers_at_an_address_is_said() -> None:
+    with process("serve", "/m", "--port", "0", "--http-port", "0") as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        http = child.stdout.readline().strip().removeprefix("http on http://")
+        code, _, err = engine("health", "--address", http)
+        assert code == 1 and f"what answers at {http} speaks HTTP, not gRPC" in err
+    code, _, err = engine("health", "--address", http)
+    assert code == 1 and f"no server answers at {http}" in err
+
+
+def test_an_empty_schema_is_an_error_of_its_flag(tmp_path: Path) -> None:
+    (tmp_path / "schema.json").write_text("")
+    code, _, err = engine("generate", "x", "--json-schema", str(tmp_path / "schema.json"))
+    assert code == 2 and err.startswith("engine: error: --json-schema: not a JSON schema")
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"), [("1GiB", 1 << 30), ("1.5 MiB", 3 << 19), ("512MB", 512_000_000), ("4096", 4096), ("2b", 2)]
+)
+def test_sizes_have_units(run: Run, started: Started, size: str, expected: int) -> None:
+    assert run("serve", "/m", "--kv-cache-memory-bytes", size)[0] == 0
+    assert started[0][0].kv_cache_memory_bytes == expected
+
+
+def test_what_is_no_size(run: Run) -> None:
+    code, _, err = run("serve", "/m", "--kv-cache-memory-bytes", "1GiBs")
+    assert code == 2 and "'1GiBs' is not a size in bytes, such as 1073741824, 1GiB or 512MB" in err
+
+
+def test_http_is_on_unless_it_is_not_wanted(run: Run, started: Started) -> None:
+    for flags in ((), ("--no-http",), ("--http-port", "none")):
+        assert run("serve", "/m", *flags)[0] == 0
+    assert [options.http_port for _, options in started] == [8000, None, None]
+
+
+def test_every_setting_has_one_place_in_the_help(run: Run) -> None:
+    grouped = [name for _, names in GROUPS for name in names]
+    settings = {f.name for config in (EngineConfig, ServerOptions) for f in fields(config)}
+    assert sorted(grouped) == sorted({*settings, "no_http"})
+    _, out, _ = run("serve", "--help")
+    assert [line.rstrip(":") for line in out.splitlines() if line in {f"{heading}:" for heading, _ in GROUPS}] == [
+        heading for heading, _ in GROUPS
+    ]
+    assert max(map(len, out.splitlines())) <= 80

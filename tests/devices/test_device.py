@@ -217,6 +217,14 @@ def test_only_a_machine_with_a_gpu_is_warned_that_it_is_not_used(
     assert [r.levelname for r in caplog.records] == [level]
 
 
+def test_auto_falls_back_where_cupy_cannot_make_its_cache() -> None:
+    """It makes one when it is imported; a HOME that is no folder is an OSError there, if CuPy is installed at all."""
+    code = "from engine.devices import select_device; print(select_device('auto'))"
+    environment = os.environ | {"HOME": "/dev/null", "CUPY_CACHE_DIR": "/dev/null/cache"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert (done.returncode, done.stdout) == (0, "cpu\n"), done.stderr
+
+
 def test_cuda_is_refused_in_one_line() -> None:
     assert select_device("auto") == select_device("cpu") == "cpu"
     with pytest.raises(ConfigError, match="cuda") as error:

@@ -211,3 +211,15 @@ def test_errors_repeat_no_more_than_200_characters_of_a_value(folder: Path, valu
     for name in ("hidden_act", "model_type", "vocab_size", "rope_scaling", "torch_dtype", "what_is_this"):
         write_json(folder / "config.json", config | {name: value})
         assert all(len(problem) < 500 for problem in problems(folder))
+
+
+def test_defaults_that_change_the_output_are_told_of(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    open_checkpoint(folder)
+    assert not caplog.records
+    config = json.loads((folder / "config.json").read_text())
+    for name in ("rope_theta", "rope_parameters", "rope_scaling", "tie_word_embeddings"):
+        config.pop(name, None)
+    write_json(folder / "config.json", config | {"attn_implementation": "sdpa"})
+    open_checkpoint(folder)
+    told = [record.getMessage().removeprefix(f"{folder / 'config.json'}: ") for record in caplog.records]
+    assert told == ["rope_theta is missing, 10000 is taken", "tie_word_embeddings is missing, false is taken"]

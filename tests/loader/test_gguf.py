@@ -199,10 +199,16 @@ def test_other_rope_factors_are_refused(tmp_path: Path) -> None:
     assert problems(tmp_path, tensors=tensors)[0].startswith("rope_freqs.weight: ")
 
 
+def test_no_experts_are_no_obstacle(tmp_path: Path) -> None:
+    """Some converters write the keys of a mixture into every file."""
+    imported(tmp_path, METADATA | VOCAB | {"llama.expert_count": 0, "llama.expert_used_count": 0})
+
+
 @pytest.mark.parametrize(
     ("extra", "name"),
     [
         ({"llama.expert_count": 8}, "llama.expert_count"),
+        ({"llama.expert_used_count": 2}, "llama.expert_used_count"),
         ({"llama.logit_scale": 0.5}, "llama.logit_scale"),
         ({"llama.rope.dimension_count": 32}, "llama.rope.dimension_count"),
         ({"llama.rope.scaling.type": "longrope"}, "llama.rope.scaling.type"),

@@ -142,14 +142,29 @@ def test_l10_tied_checkpoint_without_a_head_has_no_head_parameter() -> None:
     assert HEAD not in plan(TIED).names
 
 
+def test_weights_that_are_no_part_of_the_model_are_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder, _ = sharded(tmp_path / "m")
+    plan(folder)
+    assert not caplog.records
+    for i in range(7):
+        (folder / f"extra-{i}.safetensors").write_bytes(b"")
+    plan(folder)
+    (record,) = caplog.records
+    assert record.getMessage().endswith("extra-3.safetensors, extra-4.safetensors and 2 more")
+
+
 def test_untied_checkpoint_without_a_head_is_refused(tmp_path: Path) -> None:
     folder = edited(LLAMA, tmp_path / "m", lambda t: operator.delitem(t, HEAD))
     assert problems(folder) == (f"{HEAD}: is missing, expected shape [512, 128]",)
 
 
-def test_tied_checkpoint_may_repeat_its_embedding_but_not_contradict_it(tmp_path: Path) -> None:
+def test_tied_checkpoint_may_repeat_its_embedding_but_not_contradict_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = edited(TIED, tmp_path / "same", lambda t: t.update({HEAD: t[EMBED]}))
     assert plan(folder).names == plan(TIED).names
+    (told,) = [record.getMessage() for record in caplog.records if record.name == "loader.weights"]
+    assert told.endswith(f"{HEAD} repeats {EMBED}, and is not loaded")
 
     def contradict(tensors: dict[str, np.ndarray]) -> None:
         tensors[HEAD] = tensors[EMBED].copy()

@@ -380,7 +380,7 @@ def test_the_ports_must_differ() -> None:
 
 def test_a_server_prints_its_metrics_port_and_answers_there() -> None:
     """Under the model's name, before the first request; both ports are free ones."""
-    flags = ("--device", "cpu", "--port", "0", "--metrics-port", "0", "--kv-cache-dtype", "int8")
+    flags = ("--device", "cpu", "--port", "0", "--metrics-port", "0", "--kv-cache-dtype", "int8", "--no-http")
     command = [sys.executable, "-m", "engine", "serve", "tests/golden/llama", *flags]
     with subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         try:

@@ -203,7 +203,7 @@ async def test_a_subscriber_that_left_is_forgotten(routed: Routed) -> None:
 async def real(model: Path, **options: Any) -> AsyncIterator[tuple[Engine, str]]:
     """A server over an engine that computes, on blocks for 256 tokens."""
     engine = Engine(engine_config(model, kv_cache_memory_bytes=16 * 2048 * BLOCK, max_model_len=128))
-    server = Server(engine, ServerOptions(port=0, **options))
+    server = Server(engine, ServerOptions(port=0, http_port=None, **options))
     address = f"127.0.0.1:{await server.start()}"
     run = asyncio.create_task(server.run())
     try:

@@ -41,7 +41,7 @@ def serving() -> Serving:
         engine: FakeEngine | None = None, *, wait: bool = True, clock: Clock | None = None, **options: Any
     ) -> AsyncIterator[Served]:
         engine = engine or FakeEngine()
-        server = Server(engine, ServerOptions(port=0, **options), clock)
+        server = Server(engine, ServerOptions(port=0, **{"http_port": None, **options}), clock)
         port = await server.start()
         run = asyncio.create_task(server.run())
         try:

@@ -112,6 +112,9 @@ class FakeEngine(ENGINE):
         self.profile: Profile | None = None
         self.failure: asyncio.Future[Exception] = asyncio.get_event_loop().create_future()
 
+    def check_model(self) -> None:
+        """There is one."""
+
     async def __aenter__(self) -> "FakeEngine":
         await self.may_load.wait()
         if self.load_error is not None:

@@ -53,7 +53,8 @@ def server_process(model: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[
     """`engine serve` and its address; killed at the end if it still runs."""
     command = [
         sys.executable, "-m", "engine", "serve", str(model), "--port", "0", "--device", "cpu", "--dtype", "float32",
-        "--cpu-threads", "1", "--kv-cache-memory-bytes", str(96 << 20), *flags,
+        "--cpu-threads", "1", "--kv-cache-memory-bytes", "96MiB", *flags,
+        *(() if "--http-port" in flags else ("--no-http",)),
     ]  # fmt: skip
     process = subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:

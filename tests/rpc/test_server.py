@@ -32,7 +32,7 @@ async def test_port_zero_returns_the_port_that_listens(served: Served) -> None:
 
 
 async def test_a_taken_port_is_an_error_that_names_it(served: Served) -> None:
-    second = Server(FakeEngine(), ServerOptions(port=served.port))
+    second = Server(FakeEngine(), ServerOptions(port=served.port, http_port=None))
     with pytest.raises(OSError, match=rf"^cannot listen on 127\.0\.0\.1:{served.port}: address already in use$"):
         await second.start()
 
@@ -52,13 +52,13 @@ async def test_a_port_held_by_something_else_is_an_error_that_names_it() -> None
         other.listen()
         port = other.getsockname()[1]
         with pytest.raises(OSError, match=rf"^cannot listen on 127\.0\.0\.1:{port}: address already in use$"):
-            await Server(FakeEngine(), ServerOptions(port=port)).start()
+            await Server(FakeEngine(), ServerOptions(port=port, http_port=None)).start()
 
 
 async def test_a_signal_before_the_engine_is_asked_to_load_ends_the_server() -> None:
     engine = FakeEngine()
     engine.may_load.clear()
-    server = Server(engine, ServerOptions(port=0))
+    server = Server(engine, ServerOptions(port=0, http_port=None))
     await server.start()
     os.kill(os.getpid(), signal.SIGTERM)
     await asyncio.sleep(0)
@@ -77,7 +77,7 @@ async def test_the_end_of_a_drained_engine_is_no_failure(serving: Serving) -> No
 
 async def test_a_host_that_is_not_here_is_an_error_that_names_it() -> None:
     with pytest.raises(OSError, match=r"^cannot listen on 192\.0\.2\.1:0: "):
-        await Server(FakeEngine(), ServerOptions(host="192.0.2.1", port=0)).start()
+        await Server(FakeEngine(), ServerOptions(host="192.0.2.1", port=0, http_port=None)).start()
 
 
 @pytest.mark.parametrize("service", ["", "engine.v1.Engine"])
@@ -202,6 +202,9 @@ class SlowClient:
     def time_remaining(self) -> None:
         return None
 
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:5000"
+
     async def write(self, response: pb.GenerateResponse) -> None:
         self.writing.set()
         await self.reads.wait()
@@ -210,7 +213,7 @@ class SlowClient:
 async def test_a_drain_waits_for_a_slow_reader_of_a_finished_request() -> None:
     engine, client = FakeEngine(), SlowClient()
     context: Any = client
-    server = Server(engine, ServerOptions(port=0))
+    server = Server(engine, ServerOptions(port=0, http_port=None))
     async with engine:
         call = asyncio.create_task(server._servicer.Generate(HELLO, context))
         (await engine.submissions.get()).finish("end")

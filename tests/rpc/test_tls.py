@@ -117,7 +117,7 @@ async def test_files_that_cannot_be_used_are_errors_at_start(
     files = {"cert": server_side.cert, "key": server_side.key, "ca": server_side.ca, "other": client_side.key}
     given = {name: files.get(value, value) for name, value in options.items()}
     with pytest.raises(ConfigError, match=says):
-        Server(FakeEngine(), ServerOptions(port=0, **given))
+        Server(FakeEngine(), ServerOptions(port=0, http_port=None, **given))
 
 
 async def test_an_encrypted_key_is_an_error_and_asks_nobody(server_side: Identity, tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ async def test_requests_that_come_and_go_leak_nothing(smollm2: Path, soak_reques
         long_prefill_token_threshold=24,
     )
     engine = Engine(config)
-    server = Server(engine, ServerOptions(port=0))
+    server = Server(engine, ServerOptions(port=0, http_port=None))
     port = await server.start()
     run = asyncio.create_task(server.run())
     try:

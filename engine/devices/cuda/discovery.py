@@ -11,6 +11,8 @@ def find_gpu() -> None:
         import cupy
     except ImportError as error:
         raise ConfigError(f"device: cuda needs CuPy ({error}); install {EXTRAS}") from error
+    except OSError as error:  # it makes its cache folder when it is imported
+        raise ConfigError(f"device: CuPy cannot be loaded ({error}); set CUPY_CACHE_DIR to a folder") from error
     runtime = cupy.cuda.runtime
     driver, needed = runtime.driverGetVersion(), runtime.runtimeGetVersion() // 1000 * 1000
     if driver == 0:

@@ -418,7 +418,9 @@ async def test_a_taken_port_is_an_error_that_names_it() -> None:
             await server.start()
 
 
-async def test_without_the_extra_the_port_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_the_extra_the_port_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     original = builtins.__import__
 
     def without_uvicorn(name: str, *args: Any) -> Any:
@@ -429,7 +431,9 @@ async def test_without_the_extra_the_port_is_refused_by_name(monkeypatch: pytest
     monkeypatch.setattr(builtins, "__import__", without_uvicorn)
     with pytest.raises(ConfigError, match=r"http_port: needs the extra http, pip install 'engine-llm\[http\]'"):
         Server(FakeEngine(), ServerOptions(port=0, http_port=0))
-    Server(FakeEngine(), ServerOptions(port=0))
+    Server(FakeEngine(), ServerOptions(port=0, http_port=None))
+    assert Server(FakeEngine(), ServerOptions(port=0)).http_port is None  # nobody has asked for the default
+    assert "HTTP is off: it needs the extra http" in caplog.text
 
 
 @asynccontextmanager

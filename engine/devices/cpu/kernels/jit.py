@@ -79,6 +79,8 @@ def can_keep(folder: Path) -> bool:
     """Whether compiled code can be written there; says once if not."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if not any(folder.iterdir()):
+            logger.warning("kernels are compiled now, which takes a minute; later starts read them from %s", folder)
         with tempfile.TemporaryFile(dir=folder):
             pass
         free = shutil.disk_usage(folder).free
