@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 
 from engine.engine import Engine
@@ -20,6 +19,7 @@ from rpc.errors import renamed
 from rpc.http.endpoint import REQUEST_ID
 from rpc.http.events import EventStream, Write
 from rpc.http.fields import Fields
+from rpc.http.large_json import json_response
 from rpc.http.logprobs import chat_logprobs
 from rpc.http.sampling import constraint_names, sampling_params
 from rpc.http.service import Service
@@ -61,7 +61,7 @@ async def chat_completions(service: Service, fields: Fields) -> ASGIApp:
         "model": engine.info.served_model_name,
     }
     answer = ChatCompletion(outputs, [Choice(i, tools, num_top) for i in range(params.n)], head, usage)
-    return EventStream(answer.stream) if stream else JSONResponse(await answer.whole())
+    return EventStream(answer.stream) if stream else await json_response(await answer.whole())
 
 
 async def render(engine: Engine, fields: Fields, tools: Sequence[Mapping[str, Any]] | None) -> list[int]:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 
 from engine.engine import Engine
@@ -20,6 +19,7 @@ from rpc.errors import renamed
 from rpc.http.endpoint import REQUEST_ID
 from rpc.http.events import EventStream, Write
 from rpc.http.fields import Fields
+from rpc.http.large_json import LARGE, json_response
 from rpc.http.logprobs import CompletionLogprobs, joined
 from rpc.http.sampling import constraint_names, sampling_params
 from rpc.http.service import Service
@@ -70,7 +70,7 @@ async def completions(service: Service, fields: Fields) -> ASGIApp:
         "model": engine.info.served_model_name,
     }
     answer = Completion(outputs, choices, head, usage)
-    return EventStream(answer.stream) if stream else JSONResponse(await answer.whole())
+    return EventStream(answer.stream) if stream else await json_response(await answer.whole())
 
 
 def _prompt_values(fields: Fields) -> Sequence[str | list[int]]:
@@ -170,7 +170,10 @@ class Completion:
         if delta.prompt_logprobs is not None:  # they come once, for every choice of the prompt
             self._prompt_logprobs[index] = delta.prompt_logprobs
         per_prompt = len(self._choices) // len(self._outputs.streams)
-        return self._choices[index * per_prompt + delta.index].piece(delta, self._prompt_logprobs.get(index))
+        choice, prompt_logprobs = self._choices[index * per_prompt + delta.index], self._prompt_logprobs.get(index)
+        if delta.prompt_logprobs is None or len(delta.prompt_logprobs) <= LARGE:
+            return choice.piece(delta, prompt_logprobs)
+        return await asyncio.to_thread(choice.piece, delta, prompt_logprobs)
 
 
 def _whole(pieces: list[dict[str, Any]]) -> dict[str, Any]:

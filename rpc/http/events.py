@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from starlette.types import Receive, Scope, Send
 
 from rpc.http.errors import error_body
+from rpc.http.large_json import encode, is_large
 
 Write: TypeAlias = Callable[..., Awaitable[None]]
 """Sends the given events at once."""
@@ -44,7 +45,7 @@ class EventStream:
         async def write(*events: Any) -> None:
             if events:
                 self._num_writes += 1
-                body = b"".join(_encode(event) for event in events)
+                body = b"".join([await _encoded(event) for event in events])
                 await send({"type": "http.response.body", "body": body, "more_body": True})
 
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
@@ -66,5 +67,9 @@ class EventStream:
                 await send({"type": "http.response.body", "body": b": keep-alive\n\n", "more_body": True})
 
 
-def _encode(event: Any) -> bytes:
+async def _encoded(event: dict[str, Any]) -> bytes:
+    return b"data: " + await encode(event) + b"\n\n" if is_large(event) else _encode(event)
+
+
+def _encode(event: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(event, separators=(",", ":")).encode() + b"\n\n"
