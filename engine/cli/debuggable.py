@@ -15,7 +15,7 @@ from loader.errors import CheckpointError
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
-USAGE, BROKEN_PIPE = 2, 141
+USAGE, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
 
 
 class BadUsage(click.ClickException):

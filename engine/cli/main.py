@@ -22,7 +22,7 @@ import click
 
 from engine.cli.bench.command import bench
 from engine.cli.compile import compile_kernels
-from engine.cli.debuggable import USAGE, debuggable
+from engine.cli.debuggable import INTERRUPTED, USAGE, debuggable
 from engine.cli.help_groups import GroupedCommand
 from engine.cli.profile.command import profile
 from engine.cli.sampling_flags import sampling_flags
@@ -34,8 +34,6 @@ from rpc.options import ServerOptions
 
 if TYPE_CHECKING:
     from rpc.proto.engine.v1 import engine_pb2 as pb
-
-INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

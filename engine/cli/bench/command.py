@@ -9,7 +9,7 @@ from typing import IO, Any, TypeAlias
 import click
 
 from engine.cli.bench.goodput import OBJECTIVES, parse_objectives
-from engine.cli.debuggable import debuggable
+from engine.cli.debuggable import INTERRUPTED, debuggable
 from engine.cli.server_flags import Server, to_server
 
 BACKENDS = ("grpc", "openai", "openai-chat")
@@ -88,6 +88,9 @@ def bench(
         metrics = make_metrics(run, objectives)
         print_metrics(Console(stderr="-" in (save_result, html)), metrics)
         for write, file in files:
-            write(file, run, metrics, settings_of(backend, target, trace, flags))
+            write(file, run, metrics, settings_of(backend, target, trace, goodput, flags))
+    if len(run.answers) < run.planned:
+        click.echo(f"engine: interrupted: {len(run.answers)} of {run.planned} requests had ended", err=True)
+        raise click.exceptions.Exit(INTERRUPTED)
     if not metrics.completed:
         raise click.ClickException("no request was completed")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Column, Table
 
@@ -12,11 +13,12 @@ STATISTICS = ("mean", "median", "p90", "p99")
 
 def print_metrics(console: Console, metrics: Metrics) -> None:
     """Counts and rates, latencies, and what should not be overlooked."""
-    table = Table("", Column(justify="right"), show_header=False)
+    table = Table("", Column(justify="right"), show_header=False, box=SIMPLE)
     for name, value in counts(metrics):
         table.add_row(name, value)
     console.print(table)
-    table = Table("latency, ms", *(Column(heading, justify="right") for heading in STATISTICS))
+    columns = (Column(heading, justify="right", no_wrap=True) for heading in STATISTICS)
+    table = Table("latency, ms", *columns, box=SIMPLE)
     for row in latency_rows(metrics):
         table.add_row(*row)
     console.print(table)

@@ -40,7 +40,8 @@ class GrpcBackend:
             raise BackendError(describe(error)) from error
         if self._model not in (None, info.served_model_name, info.model):
             raise BackendError(f"model: {self._model!r} is not served there; {info.served_model_name} is")
-        return Target(info.served_model_name, info.vocab_size, info.max_model_len)
+        facts = {"device": info.device, "dtype": info.dtype, "engine": info.version}
+        return Target(info.served_model_name, info.vocab_size, info.max_model_len, facts)
 
     async def prepare(self, request: PlannedRequest) -> pb.GenerateRequest:
         """The message."""

@@ -7,11 +7,11 @@ The client's own lateness is measured all the time, because a client that cannot
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from engine.cli.bench.workload import PlannedRequest
 
@@ -29,11 +29,15 @@ class BackendError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a backend knows of its server; token ids of prompts are drawn below `vocab_size`."""
+    """What a backend knows of its server; token ids of prompts are drawn below `vocab_size`.
+
+    `facts` are for the reader of a report, by name.
+    """
 
     model: str
     vocab_size: int
     max_model_len: int | None
+    facts: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -88,12 +92,19 @@ class Backend(Protocol[Prepared]):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A load that has ended. `lateness`: seconds by which the client was late, at arrivals and at ticks."""
+    """A load that has ended.
+
+    Attributes:
+        answers: of the requests that have ended.
+        lateness: seconds by which the client was late, at arrivals and at ticks.
+        planned: requests there would have been, had nobody interrupted it.
+    """
 
     started: float
     ended: float
     answers: list[Answer]
     lateness: list[float]
+    planned: int
 
 
 async def run_load(
@@ -103,8 +114,12 @@ async def run_load(
     max_concurrency: int | None = None,
     clock: Clock = time.perf_counter,
     sleep: Sleep = asyncio.sleep,
+    ended: Callable[[], object] = lambda: None,
 ) -> Run:
-    """Send every request and read every answer; failures are in the answers. `requests` are in order of arrival."""
+    """Send every request and read every answer; failures are in the answers. `requests` are in order of arrival.
+
+    `ended` is called as each has ended. Who interrupts it has the run so far. Raises KeyboardInterrupt if that is none.
+    """
     prepared = [await backend.prepare(request) for request in requests]
     slots: AbstractAsyncContextManager[object] = (
         nullcontext() if max_concurrency is None else asyncio.Semaphore(max_concurrency)
@@ -113,16 +128,35 @@ async def run_load(
     started = clock()
     answers = [Answer(clock, started + r.at, len(r.prompt)) for r in requests]
     ticks = asyncio.create_task(_tick(lateness, clock, sleep))
-    try:
+
+    async def send_all() -> None:
         async with asyncio.TaskGroup() as group:
             for answer, message in zip(answers, prepared, strict=True):
                 if (wait := answer.due - clock()) > 0:
                     await sleep(wait)
                 lateness.append(clock() - answer.due)
-                group.create_task(_send(backend, message, answer, slots))
+                group.create_task(_send(backend, message, answer, slots)).add_done_callback(lambda _: ended())
+
+    try:
+        if await interrupted(send_all()):
+            answers = [a for a in answers if a.ended]
     finally:
         ticks.cancel()
-    return Run(started, max(a.ended for a in answers), answers, lateness)
+    if not answers:
+        raise KeyboardInterrupt
+    return Run(started, max(a.ended for a in answers), answers, lateness, len(requests))
+
+
+async def interrupted(work: Coroutine[Any, Any, None]) -> bool:
+    """Do `work`; True if Ctrl-C, which cancels the task that runs, has cut it short."""
+    task = asyncio.current_task()
+    assert task is not None
+    try:
+        await work
+    except asyncio.CancelledError:
+        task.uncancel()
+        return True
+    return False
 
 
 async def _send(

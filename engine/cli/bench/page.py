@@ -29,10 +29,11 @@ def make_page(run: Run, metrics: Metrics, settings: dict[str, Any]) -> Page:
         Tile("client late", f"{1e3 * m.lateness:.1f} ms", "p99"),
     ]
     if m.request_goodput is not None:
-        tiles.insert(2, Tile("goodput", f"{m.request_goodput:.2f} /s", "requests within the objectives"))
+        tiles.insert(2, Tile("goodput", f"{m.request_goodput:.2f} /s", f"within {settings['goodput']} ms"))
     return Page(
         title=f"Load on {settings['model_id']}",
-        subtitle=" · ".join(f"{name} {value}" for name, value in settings.items() if value is not None),
+        subtitle=f"{m.completed} requests completed, {m.failed} failed, in {m.duration:.1f} s",
+        facts={name.replace("_", " "): value for name, value in settings.items() if name != "model_id"},
         origin=run.started,
         tiles=tiles,
         findings=[Finding("Note", line) for line in warnings(metrics)],

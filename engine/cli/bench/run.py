@@ -2,7 +2,10 @@
 
 import json
 import math
-from collections.abc import Callable
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import IO, Any, TypeAlias
 
@@ -17,6 +20,7 @@ from engine.cli.bench.recording import read_recording, recorded_requests
 from engine.cli.bench.workload import PlannedRequest, Workload
 from engine.cli.server_flags import Server
 from engine.errors import ConfigError
+from loader.progress import LINE_SECONDS
 from rpc.proto.engine.v1 import engine_pb2 as pb
 
 NUM_PROMPTS = 100
@@ -70,12 +74,39 @@ async def send(backend: Backend[Any], plan: Plan, flags: dict[str, Any]) -> tupl
                     f"a request of {longest} tokens, prompt and output, is longer than the model takes, "
                     f"{target.max_model_len}"
                 )
-            return await run_load(backend, requests, max_concurrency=flags["max_concurrency"]), target
+            with request_progress(len(requests)) as ended:
+                return await run_load(backend, requests, max_concurrency=flags["max_concurrency"], ended=ended), target
         except BackendError as error:
             raise click.ClickException(str(error)) from error
 
 
-def settings_of(backend: str, target: Target, trace: IO[str] | None, flags: dict[str, Any]) -> dict[str, Any]:
+@contextmanager
+def request_progress(total: int, clock: Callable[[], float] = time.monotonic) -> Iterator[Callable[[], None]]:
+    """Yields what to call as each request has ended: a bar on a terminal's stderr, elsewhere a line now and then."""
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (TextColumn("requests"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+            bar = progress.add_task("", total=total)
+            yield lambda: progress.advance(bar)
+        return
+    count, told = 0, clock()
+
+    def ended() -> None:
+        nonlocal count, told
+        count += 1
+        if clock() - told >= LINE_SECONDS:
+            told = clock()
+            print(f"bench: {count} of {total} requests have ended", file=sys.stderr, flush=True)
+
+    yield ended
+
+
+def settings_of(
+    backend: str, target: Target, trace: IO[str] | None, goodput: Sequence[str], flags: dict[str, Any]
+) -> dict[str, Any]:
     """What the numbers were measured with, for the files; an infinite rate is "inf", as in vLLM's."""
     random = {} if trace is not None else {name: flags[name] for name in RANDOM}
     finite = {name: "inf" if value == math.inf else value for name, value in random.items()}
@@ -83,6 +114,8 @@ def settings_of(backend: str, target: Target, trace: IO[str] | None, flags: dict
         "date": datetime.now(UTC).strftime("%Y%m%d-%H%M%S"),
         "backend": backend,
         "model_id": target.model,
+        **target.facts,
+        "goodput": " ".join(goodput) or None,
         "trace": None if trace is None else trace.name,
         **finite,
         **{name: flags[name] for name in ("seed", "max_concurrency", "ignore_eos", "temperature")},

@@ -6,7 +6,8 @@ Read next: `page.html` (the template), `timeline.js`, `engine/cli/profile/page.p
 """
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ _FOLDER = Path(__file__).parent
 _CANVAS = _FOLDER.parents[2] / "rpc/http/page/canvas.js"
 BINS = 64
 """Columns of a distribution."""
+MAX_TICKS = 5
 
 
 class Tile(NamedTuple):
@@ -86,6 +88,21 @@ class Table:
     unit: str = ""
 
     @property
+    def ticks(self) -> list[tuple[float, str]]:
+        """Where round values are on the axis, from 0 to 1, and how they are written."""
+        low, high = np.log10(self.bounds)
+        if low == high:
+            return [(0.0, _plain(self.bounds[0]))]
+        powers = range(math.floor(low), math.ceil(high) + 1)
+        for digits in ((1,), (1, 3), (1, 2, 5), range(1, 10)):
+            values = [digit * 10.0**power for power in powers for digit in digits]
+            found = [(float((np.log10(v) - low) / (high - low)), _plain(v)) for v in values]
+            inside = [(at, text) for at, text in found if 0 <= at <= 1]
+            if len(inside) > 1:
+                break
+        return inside[:: 1 + len(inside) // MAX_TICKS]
+
+    @property
     def bounds(self) -> tuple[float, float]:
         """Least and greatest value above 0 of all rows."""
         positive = [v for row in self.rows for v in row.values if v > 0]
@@ -105,10 +122,11 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """All of a report. Times of charts and lanes are in seconds since `origin`."""
+    """All of a report. Times of charts and lanes are in seconds since `origin`; `facts` say what was measured."""
 
     title: str
     subtitle: str
+    facts: Mapping[str, Any]
     origin: float
     tiles: Sequence[Tile]
     findings: Sequence[Finding]
@@ -153,6 +171,11 @@ class Page:
                 for lane, (label, times) in zip(_pack([times for _, times in spans]), spans, strict=True)
             ],
         }
+
+
+def _plain(value: float) -> str:
+    """A number of the axis, in full."""
+    return f"{value:,.0f}" if value >= 1 else f"{value:.6f}".rstrip("0")
 
 
 def _pack(spans: Sequence[Sequence[float]]) -> list[int]:

@@ -1,7 +1,7 @@
 // Draws a report's charts from the JSON in the page. All share one range of time, in seconds: zooming one zooms all.
 // It follows rpc/http/page/canvas.js in the report's one script.
 (() => {
-  const PAD = { left: 66, right: 12, top: 8, bottom: 22 };
+  const PAD = { left: 66, right: 24, top: 22, bottom: 22 };
   const MIN_SPAN = 1e-4;
   const charts = JSON.parse(document.getElementById("data").textContent);
   if (!charts.length) return;
@@ -25,14 +25,19 @@
   }
 
   function timeAxis({ context, plot }) {
-    const step = ceiling((range[1] - range[0]) / 8);
+    const step = ceiling((range[1] - range[0]) / Math.max(2, Math.min(8, Math.floor(plot.width / 90))));
     context.fillStyle = colour("dim");
     context.textAlign = "center";
     for (let t = Math.ceil(range[0] / step) * step; t <= range[1]; t += step)
-      context.fillText(`${+t.toFixed(9)} s`, Math.min(plot.x(t), plot.right - 10), plot.bottom + 15);
+      context.fillText(`${+t.toFixed(9)} s`, plot.x(t), plot.bottom + 15);
   }
 
-  const axisLabel = (top, unit) => (value) => (value < top ? show(value) : `${show(value)} ${unit}`);
+  // The unit stands above the axis: beside a long number it would not fit.
+  function unitAbove({ context, plot }, unit) {
+    context.fillStyle = colour("dim");
+    context.textAlign = "left";
+    context.fillText(unit, 2, plot.top - 10);
+  }
 
   function clip({ context, plot }) {
     context.beginPath();
@@ -43,24 +48,29 @@
   const total = (chart, i) => chart.series.reduce((sum, s) => sum + s.values[i], 0);
   const visible = (chart) => [Math.max(above(chart.starts, range[0]) - 1, 0), above(chart.starts, range[1])];
 
-  // Where several share a column of the screen, the greatest is drawn.
+  // Where several that are narrower than a column of the screen share one, the greatest is drawn.
   function bars(chart, area) {
     const { context, plot } = area;
     const [first, last] = visible(chart), colours = chart.series.map((s) => colour(s.colour));
     let top = 0;
-    const columns = new Map();
+    const columns = new Map(), wide = [];
     for (let i = first; i < last; i++) {
       const value = total(chart, i), column = Math.floor(plot.x(chart.starts[i]));
       if (chart.ends[i] < range[0]) continue;
       top = Math.max(top, value);
+      if (plot.x(chart.ends[i]) - plot.x(chart.starts[i]) > 1) {
+        wide.push([column, { i }]);
+        continue;
+      }
       const known = columns.get(column);
       if (known === undefined || value > known.value) columns.set(column, { i, value });
     }
     top = ceiling(top);
-    valueAxis(area, top, axisLabel(top, chart.unit));
+    valueAxis(area, top, show);
+    unitAbove(area, chart.unit);
     timeAxis(area);
     clip(area);
-    for (const [column, { i }] of columns) {
+    for (const [column, { i }] of [...columns, ...wide]) {
       const start = plot.x(chart.starts[i]), end = plot.x(chart.ends[i]);
       const [x, width] = end - start > 1 ? [start, end - start] : [column, 1];
       let sum = 0;
@@ -78,7 +88,8 @@
     let top = 0;
     for (const s of chart.series) for (let i = first; i < last; i++) top = Math.max(top, s.values[i]);
     top = ceiling(top);
-    valueAxis(area, top, axisLabel(top, chart.unit));
+    valueAxis(area, top, show);
+    unitAbove(area, chart.unit);
     timeAxis(area);
     clip(area);
     for (const s of chart.series) {

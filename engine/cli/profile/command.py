@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from engine.cli.debuggable import debuggable
+from engine.cli.debuggable import INTERRUPTED, debuggable
 from engine.cli.settings import LAYERS
 from engine.config import EngineConfig
 from engine.errors import ConfigError
@@ -59,3 +59,6 @@ def profile(
         result = run_profile(config, workload, console)
         for write, file in files:
             write(result, file)
+    if not result.is_whole:
+        click.echo("engine: interrupted: the report is of what was done by then", err=True)
+        raise click.exceptions.Exit(INTERRUPTED)

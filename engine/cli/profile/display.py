@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Column, Table
 
@@ -21,7 +22,8 @@ def live_table(iterations: Iterable[IterationRecord]) -> Table:
     """The last iterations at a glance."""
     recent = list(iterations)[-LIVE_ITERATIONS:]
     headings = ("running", "waiting", "tokens/step", "sampled/s", "KV use", "host ms", "wait ms", "device ms")
-    table = Table(*(Column(h, justify="right") for h in headings), title=f"last {len(recent)} iterations")
+    columns = (Column(h, justify="right", no_wrap=True) for h in headings)
+    table = Table(*columns, title=f"last {len(recent)} iterations", box=SIMPLE, padding=(0, 1, 0, 0))
     if recent:
         last = recent[-1]
         seconds = sum(i.seconds + i.idle for i in recent)
@@ -41,7 +43,8 @@ def live_table(iterations: Iterable[IterationRecord]) -> Table:
 def print_report(console: Console, report: Report) -> None:
     """Everything, and the advice last, where the eye is."""
     for headings, rows in (time_table(report), batch_table(report), request_table(report)):
-        table = Table(headings[0], *(Column(heading, justify="right") for heading in headings[1:]))
+        columns = (Column(heading, justify="right", no_wrap=True) for heading in headings[1:])
+        table = Table(Column(headings[0], no_wrap=True), *columns, box=SIMPLE)  # fits 80 columns
         for row in rows:
             if row[0] == "iteration":
                 table.add_section()
@@ -60,7 +63,7 @@ def time_table(r: Report) -> TextTable:
     phases = [("device (wait)" if name == "device" else name, r.phases[name]) for name in PHASES]
     times = [*phases, ("iteration", r.iteration), ("device busy", r.device)]
     rows = [(name, *_percentiles(d, _ms), f"{d.total / r.wall if r.wall else 0:.1%}") for name, d in times]
-    return _headings("phase of an iteration, ms", "share of wall"), rows
+    return _headings("phase of an iteration, ms", "of wall"), rows
 
 
 def batch_table(r: Report) -> TextTable:
@@ -108,4 +111,4 @@ def _percentiles(d: Distribution, form: Callable[[float], str]) -> tuple[str, ..
 
 
 def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3f}"
+    return f"{seconds * 1e3:.3f}" if seconds < 1 else f"{seconds * 1e3:.1f}"

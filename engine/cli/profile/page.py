@@ -1,8 +1,9 @@
 """A profile as a page: what `display.py` prints, and what every iteration and request did, over time."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 from engine.cli.html.page import Chart, Finding, Lanes, Page, Row, Series, Table, Tile
 from engine.cli.profile.advice import labelled
@@ -15,13 +16,14 @@ _COLOURS = dict(zip(PHASES, ("c1", "c2", "c3", "c4", "c5", "c8", "c6", "c7"), st
 """The wait for the device is grey: in a healthy run it is nearly everything."""
 
 
-def make_page(profile: Profile, config: EngineConfig, report: Report) -> Page:
-    """The page of `report`, which was made of `profile`."""
+def make_page(profile: Profile, config: EngineConfig, report: Report, facts: Mapping[str, Any]) -> Page:
+    """The page of `report`, which was made of `profile`; `facts` say what was measured, and where."""
     iterations, requests = profile.iterations, profile.requests
     model = next(iter(config.served_model_names), Path(config.model).name)
     return Page(
         title=f"Profile of {model}",
         subtitle=" · ".join(summary(report)),
+        facts=facts,
         origin=min([i.start for i in iterations] + [r.arrival for r in requests], default=0.0),
         tiles=_tiles(report),
         findings=[
@@ -34,7 +36,7 @@ def make_page(profile: Profile, config: EngineConfig, report: Report) -> Page:
             _table(batch_table(report)),
             _table(request_table(report), _latencies(requests), unit="ms"),
         ],
-        numbers=report.as_dict(),
+        numbers={**facts, **report.as_dict()},
     )
 
 

@@ -1,11 +1,13 @@
 """The open loop in virtual time: who is sent when, and how late."""
 
+import asyncio
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import pytest
 
 from engine.cli.bench.load import TICK, Answer, BackendError, Run, Target, run_load
+from engine.cli.bench.run import request_progress
 from engine.cli.bench.workload import PlannedRequest
 from tests.cli.bench.virtual_time import VirtualTime
 
@@ -79,3 +81,31 @@ async def test_a_client_that_stands_still_is_late_at_arrivals_and_ticks() -> Non
     run = await load((0.0, 1), (1.0, 99), (2.0, 3), (30.0, 4))
     assert run.answers[2].sent - run.answers[2].due == pytest.approx(2.0)
     assert sorted(run.lateness)[-2:] == pytest.approx([2.0, 3.0], abs=TICK)
+
+
+async def test_who_interrupts_a_load_has_what_was_finished() -> None:
+    time = VirtualTime()
+    planned = [PlannedRequest(at, [1], 2) for at in (0.0, 5.0, 8.0)]
+    tasks: list[asyncio.Task[Any]] = []
+    ended: list[float] = []
+
+    def note() -> None:
+        ended.append(time.now)
+        if len(ended) == 2:  # as Ctrl-C does
+            tasks[0].cancel()
+
+    async def interrupted_load() -> Run:
+        tasks.extend(task for task in [asyncio.current_task()] if task is not None)
+        return await run_load(SlowBackend(time), planned, clock=time.clock, sleep=time.sleep, ended=note)
+
+    run = await time.run(interrupted_load())
+    assert (len(run.answers), run.planned) == (2, 3)
+    assert run.ended - run.started == 5.0 + SERVICE
+
+
+def test_ended_requests_are_counted_where_there_is_no_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    times = iter((0.0, 1.0, 6.0, 6.0, 7.0))
+    with request_progress(3, lambda: next(times)) as ended:
+        for _ in range(3):
+            ended()
+    assert capfd.readouterr() == ("", "bench: 2 of 3 requests have ended\n")

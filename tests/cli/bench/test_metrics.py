@@ -23,7 +23,7 @@ ANSWERS = [
     answer(102.0, [102.5], 1, prompt=20),
     answer(103.0, [103.5], 1, error="gone"),
 ]
-RUN = Run(100.0, 110.0, ANSWERS, [0.0, 0.02])
+RUN = Run(100.0, 110.0, ANSWERS, [0.0, 0.02], 3)
 
 
 def test_a_run_worked_out_by_hand() -> None:
@@ -71,7 +71,7 @@ def test_statistics_are_numpys(values: list[float]) -> None:
 
 
 def test_nothing_gives_zeros() -> None:
-    m = make_metrics(Run(1.0, 1.0, [answer(1.0, [], 0, error="refused")], []), {"ttft": 1.0})
+    m = make_metrics(Run(1.0, 1.0, [answer(1.0, [], 0, error="refused")], [], 1), {"ttft": 1.0})
     assert m.latencies["e2el"] == Latency(0.0, 0.0, 0.0, 0.0, 0.0)
     assert (m.completed, m.failed, m.output_throughput, m.request_goodput, m.lateness) == (0, 1, 0.0, 0.0, 0.0)
 

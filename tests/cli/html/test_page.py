@@ -19,6 +19,7 @@ def page(**changes: Any) -> Page:
     values: dict[str, Any] = {
         "title": HOSTILE,
         "subtitle": "sub",
+        "facts": {"device": HOSTILE, "trace": None},
         "origin": 10.0,
         "tiles": [Tile("throughput", "12.5 tok/s", HOSTILE)],
         "findings": [Finding("Bottleneck", "do this")],
@@ -62,7 +63,9 @@ def test_text_is_text() -> None:
     assert len(root.findall(".//script")) == 3
     assert root.findtext(".//h1") == root.findtext(".//title") == HOSTILE
     assert document(root, "report") == {"text": HOSTILE, "value": 0.1}
-    (tile,) = root.findall(".//dl/div/dd")
+    (fact,) = root.findall(".//header/dl/div/dd")
+    assert fact.text == HOSTILE
+    (tile,) = root.findall(".//main/dl/div/dd")
     assert tile.text == "12.5 tok/s" and tile.findtext("small") == HOSTILE
 
 
@@ -82,6 +85,21 @@ def test_distributions_are_drawn_over_one_logarithmic_axis() -> None:
     heights = re.findall(r"V([\d.]+)H(\d+)", table.shape(table.rows[0]))
     assert [int(x) for y, x in heights if float(y) == 0.0] == [1, 33, 64]
     assert table.shape(table.rows[1]) == ""
+
+
+@pytest.mark.parametrize(
+    ("values", "ticks"),
+    [
+        ([1, 100], [(0, "1"), (0.5, "10"), (1, "100")]),
+        ([0.02, 16_980], [(0.1179, "0.1"), (0.4552, "10"), (0.7926, "1,000")]),
+        ([2.0, 9.0], [(0, "2"), (0.6092, "5")]),
+        ([5.0, 5.0], [(0, "5")]),
+    ],
+)
+def test_ticks_are_at_round_values(values: list[float], ticks: list[tuple[float, str]]) -> None:
+    table = Table(("a",), [Row(("x",), values)], unit="ms")
+    assert [text for _, text in table.ticks] == [text for _, text in ticks]
+    assert [at for at, _ in table.ticks] == pytest.approx([at for at, _ in ticks], abs=1e-3)
 
 
 @pytest.mark.parametrize("bins", [[], [0.0, 0.0], [5.0]])
