@@ -161,6 +161,29 @@ async def test_what_kernels_do_not_check_is_refused(
         assert not double.launches
 
 
+@pytest.mark.parametrize("kind", ["OutOfMemoryError", "cudaErrorMemoryAllocation", "CUDA_ERROR_OUT_OF_MEMORY"])
+async def test_a_launch_without_memory_fails_its_step_alone(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """What the pools held is given back, and the next step has it."""
+    async with running(monkeypatch) as (device, _):
+        cuda = sys.modules["cupy"].cuda
+        errors: dict[str, Exception] = {
+            "OutOfMemoryError": cuda.memory.OutOfMemoryError("Out of memory allocating 512 bytes"),
+            "cudaErrorMemoryAllocation": cuda.runtime.CUDARuntimeError(kind),
+            "CUDA_ERROR_OUT_OF_MEMORY": cuda.driver.CUDADriverError(kind),
+        }
+
+        def refuse(plan: StepPlan) -> None:
+            raise errors[kind]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(device._executor, "forward", refuse)
+            device.forward(prefill(0))
+        with pytest.raises(StepFault, match=r"the GPU is out of memory .*lower gpu_memory_utilization"):
+            await device.sample(one(0)).result()
+        device.forward(prefill(1))
+        assert (await device.sample(one(1)).result()).step == 1
+
+
 async def test_a_fault_of_the_gpu_is_told_to_every_ticket(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(monkeypatch) as (device, double):
         device.forward(prefill())

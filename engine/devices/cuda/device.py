@@ -73,7 +73,7 @@ class CudaDevice:
             await asyncio.to_thread(self._waiter.join)
 
     def _attempt(self, launch: Callable[[], None]) -> None:
-        """Queue work; a plan that is wrong fails its step, an error of CUDA the device."""
+        """Queue work; a plan that is wrong or finds no memory fails its step, another error of CUDA the device."""
         if self._fault is not None:
             return
         try:
@@ -81,7 +81,11 @@ class CudaDevice:
         except ValueError as error:
             self._rejected = StepFault(f"cuda device: ValueError: {error}")
         except _cuda_errors() as error:
-            self._fault = _device_fault(error)
+            if _is_out_of_memory(error):
+                _free_pools()
+                self._rejected = StepFault(str(out_of_memory(error)))
+            else:
+                self._fault = _device_fault(error)
 
     def _wait(self) -> None:
         """The thread: wait for steps in their order, hand each to the loop."""
@@ -140,8 +144,19 @@ def _cuda_errors() -> tuple[type[Exception], ...]:
 
 
 def _device_fault(error: Exception) -> DeviceFault:
+    return out_of_memory(error) if _is_out_of_memory(error) else DeviceFault(f"cuda device: {error}")
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """CuPy's own, or the driver's and the runtime's, which leave the context as it was."""
+    return any(
+        name in f"{type(error).__name__} {error}" for name in ("OutOfMemory", "OUT_OF_MEMORY", "MemoryAllocation")
+    )
+
+
+def _free_pools() -> None:
+    """Give back what CuPy holds and nobody uses, for the next step to have it."""
     import cupy
 
-    if isinstance(error, cupy.cuda.memory.OutOfMemoryError):
-        return out_of_memory(error)
-    return DeviceFault(f"cuda device: {error}")
+    cupy.get_default_memory_pool().free_all_blocks()
+    cupy.get_default_pinned_memory_pool().free_all_blocks()

@@ -42,7 +42,7 @@ async def test_its_numbers_are_the_reports(profile: Profile) -> None:
     assert tiles["TPOT, median"] == (f"{tpot.p50 * 1000:.2f} ms", f"p99 {tpot.p99 * 1000:.2f} ms")
     assert tiles["output throughput"][0] == f"{48 / report.wall:.1f} tok/s"
     rows = {tr.findtext("td"): [td.text for td in tr.findall("td")] for tr in root.findall(".//tbody/tr")}
-    assert rows["device (wait)"][1] == f"{report.phases['device'].p50 * 1000:.3f}"
+    assert rows["device (wait)"][1] == f"{report.phases['device'].p50 * 1000:.1f}"  # 10 s
     assert rows["end to end"][4] == f"{report.e2e_latency.max * 1000:.1f}"  # above a second
     assert bottleneck(report).name in root.findtext(".//section/h2", "")
 

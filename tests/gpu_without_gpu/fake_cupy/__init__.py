@@ -93,6 +93,13 @@ def _properties(_: int) -> dict[str, Any]:
     }
 
 
+class _NoPool:
+    """The double gives memory back when an array goes."""
+
+    def free_all_blocks(self) -> None:
+        """There are none."""
+
+
 def _modules() -> dict[str, ModuleType]:
     runtime = _Module(
         "cupy.cuda.runtime",
@@ -125,6 +132,7 @@ def _modules() -> dict[str, ModuleType]:
         "cupy",
         cuda=cuda, ndarray=arrays.ndarray, empty=arrays.empty, zeros=arrays.zeros, asarray=arrays.asarray,
         asnumpy=arrays.asnumpy, RawModule=kernels.RawModule, __version__="14.2.0",
+        get_default_memory_pool=_NoPool, get_default_pinned_memory_pool=_NoPool,
     )  # fmt: skip
     return {m.__name__: m for m in (cupy, cuda, runtime, driver, memory, stream, device_module)}
 
