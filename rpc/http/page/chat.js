@@ -1,4 +1,6 @@
-// Chat: a conversation with /v1/chat/completions, streamed; it lives in this page only.
+// Chat: a conversation with /v1/chat/completions, streamed; it lives in this page only. Answers are shown as Markdown.
+import { markdown } from "./markdown.js";
+
 const $ = (id) => document.getElementById(id);
 
 export class Chat {
@@ -42,9 +44,9 @@ export class Chat {
     const conversation = this.#messages;
     conversation.push({ role: "user", content: text });
     addTurn("user", "You").text.textContent = text;
-    const answer = addTurn("assistant", "Model");
+    const answer = addAnswer();
     this.#setStreaming(answer, true);
-    const reply = new Reply((piece) => appendText(answer.text, piece));
+    const reply = new Reply(() => answer.show(reply.text));
     try {
       await reply.read(request(conversation), this.#abort.signal);
     } catch (error) {
@@ -52,6 +54,7 @@ export class Chat {
       else reply.finish = "stopped by you";
     }
     this.#setStreaming(answer, false);
+    answer.show(reply.text, true);
     if (reply.text === "") answer.turn.remove();
     else conversation.push({ role: "assistant", content: reply.text });
     showFacts(reply);
@@ -164,12 +167,51 @@ function addTurn(role, name) {
   return { turn, text };
 }
 
-function appendText(element, piece) {
-  const log = $("log");
-  // Who has scrolled up to read stays there.
-  const follows = log.scrollHeight - log.scrollTop - log.clientHeight < 60;
-  element.append(piece);
-  if (follows) log.scrollTop = log.scrollHeight;
+// The model's turn: shown anew with the next frame, however many pieces have come by then.
+function addAnswer() {
+  const { turn, text: first } = addTurn("assistant", "Model"), body = document.createElement("div");
+  body.className = "markdown";
+  first.replaceWith(body);
+  const copy = document.createElement("button");
+  copy.type = "button";
+  copy.className = "copy";
+  copy.textContent = "Copy";
+  turn.querySelector("h3").after(copy);
+  let text = "", frame = 0;
+  copy.addEventListener("click", async () => {
+    copy.textContent = (await copied(text)) ? "Copied" : "Not allowed";
+    setTimeout(() => { copy.textContent = "Copy"; }, 1500);
+  });
+  const draw = () => {
+    const log = $("log");
+    // Who has scrolled up to read stays there.
+    const follows = log.scrollHeight - log.scrollTop - log.clientHeight < 60;
+    body.replaceChildren(markdown(text));
+    if (follows) log.scrollTop = log.scrollHeight;
+    frame = 0;
+  };
+  const show = (all, now = false) => {
+    text = all;
+    if (now) cancelAnimationFrame(frame), draw();
+    else frame ||= requestAnimationFrame(draw);
+  };
+  return { turn, show };
+}
+
+// The clipboard is there on https and on this machine only; elsewhere a selected field is what works.
+async function copied(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    const field = document.createElement("textarea");
+    field.value = text;
+    document.body.append(field);
+    field.select();
+    const done = document.execCommand("copy");
+    field.remove();
+    return done;
+  }
 }
 
 function showError(message) {

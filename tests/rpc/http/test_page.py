@@ -60,6 +60,51 @@ async def test_a_chat_by_keyboard(http: Http, browser: Browser) -> None:
     assert all(a.startswith(f"{origin}/") for a in await browser.requested())
 
 
+MARKDOWN = """# Title
+
+One **bold**, *slanted* and `a < b` word; 2 * 3 * 4 and snake_case_name stay.
+<img src=x onerror=alert(1)>
+
+- first
+  - inner
+- second
+
+1. one
+2. two
+
+> said
+
+```python
+if a < b:
+    print("*")
+```"""
+
+
+async def test_answers_are_markdown_and_can_be_copied(http: Http, browser: Browser) -> None:
+    origin = await open_page(http, browser)
+    request = await send(http, browser, "hi")
+    request.push(MARKDOWN[:-10], [1])  # the fence is still open
+    await browser.until(".turn.assistant pre code", lambda text: text.startswith("if a < b:"))
+    request.finish(MARKDOWN[-10:], [2])
+    await browser.until("#fact-finish", lambda text: text == "stop")
+    html = await browser.script("return document.querySelector('.turn.assistant .markdown').innerHTML")
+    assert html == (
+        "<h4>Title</h4><p>One <strong>bold</strong>, <em>slanted</em> and <code>a &lt; b</code> word; "
+        "2 * 3 * 4 and snake_case_name stay.\n&lt;img src=x onerror=alert(1)&gt;</p>"
+        "<ul><li>first<ul><li>inner</li></ul></li><li>second</li></ul>"
+        '<ol start="1"><li>one</li><li>two</li></ol><blockquote><p>said</p></blockquote>'
+        '<pre><code data-language="python">if a &lt; b:\n    print("*")</code></pre>'
+    )
+    await browser.script(
+        "navigator.clipboard.writeText = async (text) => { window.copied = text; };"
+        "document.querySelector('.turn.assistant .copy').click()"
+    )
+    await browser.until(".turn.assistant .copy", lambda text: text == "Copied")
+    assert await browser.script("return window.copied") == MARKDOWN
+    assert await browser.complaints() == []
+    assert all(a.startswith(f"{origin}/") for a in await browser.requested())
+
+
 async def test_the_chat_needs_the_key_when_one_is_set(
     http_serving: HttpServing, browser: Browser, tmp_path: Path
 ) -> None:
