@@ -47,7 +47,13 @@ def test_an_edit_changes_the_place_of_its_own_family_alone(copy: Path) -> None:
 def test_what_cannot_be_kept_is_said_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert can_keep(tmp_path / "new" / "kernels") and not caplog.records
+    assert can_keep(tmp_path / "new" / "kernels")
+    (record,) = caplog.records
+    assert "are compiled now, which takes a minute" in record.getMessage()
+    (tmp_path / "new" / "kernels" / "one").mkdir()
+    can_keep.cache_clear()
+    assert can_keep(tmp_path / "new" / "kernels") and len(caplog.records) == 1
+    caplog.clear()
     (tmp_path / "file").touch()
     for _ in range(2):
         assert not can_keep(tmp_path / "file" / "kernels")

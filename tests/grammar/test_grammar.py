@@ -189,7 +189,8 @@ def test_what_llguidance_gives_up_in_the_middle_names_the_field(
             break
     assert row.error is not None
     assert row.error.field == "structured_outputs.regex"
-    assert "too many expressions" in str(row.error)
+    # On a slow machine its masks have taken too long before that.
+    assert "too many expressions" in str(row.error) or "too complex" in str(row.error)
 
 
 @pytest.mark.parametrize(

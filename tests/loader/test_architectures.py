@@ -134,9 +134,10 @@ def test_fields_that_may_change_the_math_are_refused_by_name(name: str, value: A
     assert problem.startswith(f"{name}: ")
 
 
-def test_quantization_is_refused_with_its_method() -> None:
-    assert problems(quantization_config={"quant_method": "gptq"}) == (
-        "quantization_config: quantization 'gptq' is not supported",
+@pytest.mark.parametrize("method", ["gptq", "fp8"])
+def test_quantization_is_refused_with_its_method(method: str) -> None:
+    assert problems(quantization_config={"quant_method": method}) == (
+        f"quantization_config: quantization '{method}' is not supported",
     )
 
 

@@ -167,7 +167,7 @@ async def test_end_ids(engine: Engine) -> None:
     """T17: an answer ends at the model's end id, not under ignore_eos; a user's stop id ends it anyway."""
     prompt = await engine.render_chat([{"role": "user", "content": "Say only the word yes."}])
     ended = await ask(engine, prompt, temperature=0, max_tokens=60, ignore_eos=False)
-    (end,) = engine._checkpoint.generation.eos_token_ids
+    end = engine._checkpoint.generation.eos_token_ids[0]
     assert ended.choices[0].finish == ("stop", None) and ended.ids[-1] == end and end not in ended.ids[:-1]
     ignored = await ask(engine, prompt, temperature=0, max_tokens=60)
     assert ignored.ids[: len(ended.ids)] == ended.ids and len(ignored.ids) == 60

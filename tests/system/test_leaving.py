@@ -25,4 +25,5 @@ asyncio.run(main())
 def test_a_worker_left_in_mid_step_ends_in_silence() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
     assert int(done.stdout) >= 1
-    assert done.stderr == ""
+    (line,) = done.stderr.splitlines()
+    assert line.endswith("chats are refused")  # the model has no tokenizer
