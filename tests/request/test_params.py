@@ -58,3 +58,38 @@ def test_good_values_pass_and_are_normalised() -> None:
     assert params.stop_strings == ("a", "b")
     assert SamplingParams(stop="x").stop_strings == ("x",)
     assert SamplingParams(stop_token_ids=[3, 3]).stop_ids == (3,)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"use_beam_search": True, "temperature": 0.5, "seed": 3},
+        {"length_penalty": 2.0, "early_stopping": True},
+        {"temperature": 0, "top_p": 0.5, "top_k": 3, "min_p": 0.1, "seed": 3},
+        {"min_tokens": 3, "ignore_eos": True},
+        {"include_stop_str_in_output": True},
+        {"skip_special_tokens": False, "detokenize": False},
+        {"n": 2, "best_of": 2},
+    ],
+)
+def test_what_has_no_effect_together_is_taken(given: dict[str, Any]) -> None:
+    """docs/sampling.md lists them; what else cannot be had together is refused."""
+    assert SamplingParams(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        *(({"use_beam_search": True, **each}, next(iter(each))) for each in (
+            {"top_p": 0.5}, {"top_k": 3}, {"min_p": 0.1}, {"presence_penalty": 1.0}, {"repetition_penalty": 1.5},
+            {"logit_bias": {1: 1.0}}, {"bad_words": ["x"]}, {"stop": "x"}, {"min_tokens": 1}, {"logprobs": 1},
+        )),
+        ({"stop": "x", "detokenize": False}, "stop"),
+        ({"min_tokens": 17}, "min_tokens"),
+        ({"n": 2, "max_tokens": 0}, "n"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_had_together_is_refused(given: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        SamplingParams(**given)
+    assert caught.value.field == field

@@ -14,6 +14,7 @@ from engine.request.outputs import Logprob
 from engine.request.params import SamplingParams
 from engine.request.structured import StructuredOutputs
 from loader.errors import CheckpointError
+from loader.generation import GenerationConfig
 from rpc import client as rpc_client
 from rpc import convert
 from rpc.calls import Calls
@@ -91,6 +92,21 @@ async def test_unset_sampling_fields_take_the_defaults(served: Served) -> None:
     assert submission.params == SamplingParams()
     submission.finish()
     await call.read()
+
+
+async def test_the_models_own_defaults_hold_where_nothing_is_given(served: Served) -> None:
+    served.engine.checkpoint.generation = GenerationConfig(temperature=0.5, top_p=0.75, top_k=20, min_p=0.1)
+    for given, expected in (
+        (pb.SamplingParams(), SamplingParams(temperature=0.5, top_p=0.75, top_k=20, min_p=0.1)),
+        (pb.SamplingParams(temperature=0, top_k=0), SamplingParams(temperature=0, top_p=0.75, top_k=0, min_p=0.1)),
+        (pb.SamplingParams(use_beam_search=True), SamplingParams(use_beam_search=True)),
+    ):
+        call = served.client.generate(pb.GenerateRequest(text="x", sampling=given))
+        submission = await served.engine.submissions.get()
+        assert submission.params == expected
+        submission.finish()
+        async for _ in call:
+            pass
 
 
 async def test_every_sampling_field_arrives_also_when_it_is_zero_or_false(served: Served) -> None:

@@ -153,6 +153,13 @@ async def test_a_model_that_cannot_be_loaded_ends_the_process_with_1_and_one_lin
     assert "Traceback" not in err and " serving" not in err
 
 
+async def test_what_is_no_model_is_said_before_anything_listens(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "engine", "serve", str(tmp_path / "nowhere"), "--port", "0", "--no-http"]
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines()[-1].startswith(f"engine: error: {tmp_path / 'nowhere'}: no such folder")
+
+
 @pytest.fixture
 def worker_of() -> Iterator[WorkerOf]:
     """Finds the device's process; one left behind is killed."""

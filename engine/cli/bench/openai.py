@@ -100,7 +100,9 @@ class OpenAIBackend:
             async with self._session.request(method, self._root + path, json=body) as response:
                 content = await response.read()
         except (aiohttp.ClientError, OSError) as error:
-            raise BackendError(f"{self._root}{path}: {_no_answer(error)}") from error
+            answers = not isinstance(error, aiohttp.ClientConnectorError)
+            hint = "; what answers may not speak HTTP: is it the gRPC port?" if answers else ""
+            raise BackendError(f"{self._root}{path}: {_no_answer(error)}{hint}") from error
         if response.status != 200:
             raise BackendError(f"{self._root}{path}: {_refusal(response.status, content)}")
         try:

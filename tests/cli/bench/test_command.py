@@ -210,3 +210,9 @@ def test_a_path_that_cannot_be_written_is_found_before_the_run(run: Run) -> None
     assert run("bench", "127.0.0.1:1", "--html", "/no/such/folder/page.html") == (
         1, "", "engine: error: [Errno 2] No such file or directory: '/no/such/folder/page.html'\n"
     )  # fmt: skip
+
+
+async def test_a_grpc_port_is_no_http_server(serving: Serving, run: Run) -> None:
+    async with benching(serving, run) as bench:
+        code, _, err = await bench(f"http://127.0.0.1:{bench.served.port}", *SMALL)
+    assert code == 1 and "what answers may not speak HTTP: is it the gRPC port?" in err
