@@ -8,7 +8,7 @@ Read next: `loader/decoder.py` (the result), `loader/rope_config.py` (the rotary
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,29 +27,49 @@ class Architecture:
         activations: values of `hidden_act` it may have.
         defaults: transformers' value of each field that config.json may leave out.
         neutral: architecture-specific fields, with the values at which they do nothing.
+        has_windows: `sliding_window` and its like are read; else one that is switched on is refused.
+        attention_biases: of queries, keys and values, and of the output; None where `attention_bias` says it for both.
     """
 
     model_type: str
     activations: tuple[str, ...]
     defaults: Mapping[str, Any]
-    neutral: Mapping[str, tuple[Any, ...]]
+    neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    has_windows: bool = False
+    attention_biases: tuple[bool, bool] | None = None
 
+
+_COMMON = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": False}
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     "LlamaForCausalLM": Architecture(
         model_type="llama",
         activations=("silu",),
-        defaults={
-            "hidden_act": "silu",
-            "max_position_embeddings": 2048,
-            "rms_norm_eps": 1e-6,
-            "rope_theta": 10000.0,
-            "tie_word_embeddings": False,
-            "attention_bias": False,
-            "mlp_bias": False,
-        },
+        defaults=_COMMON | {"max_position_embeddings": 2048, "attention_bias": False, "mlp_bias": False},
         # SmolLM2's conversion left the last two behind.
         neutral={"rope_interleaved": (False,), "is_llama_config": (True,)},
+    ),
+    "MistralForCausalLM": Architecture(
+        model_type="mistral",
+        activations=("silu",),
+        defaults=_COMMON | {"max_position_embeddings": 131072, "sliding_window": 4096},
+        neutral={"attention_bias": (False,), "mlp_bias": (False,)},
+        has_windows=True,
+        attention_biases=(False, False),
+    ),
+    "Qwen2ForCausalLM": Architecture(
+        model_type="qwen2",
+        activations=("silu",),
+        defaults=_COMMON
+        | {
+            "max_position_embeddings": 32768,
+            "sliding_window": 4096,
+            "use_sliding_window": False,
+            "max_window_layers": 28,
+        },
+        neutral={"attention_bias": (True,), "mlp_bias": (False,)},
+        has_windows=True,
+        attention_biases=(True, False),
     ),
 }
 
@@ -96,6 +116,8 @@ DTYPE_NAMES = ("bfloat16", "float16", "float32")
 
 MAX_LAYERS = 4096
 
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+
 logger = logging.getLogger(__name__)
 
 
@@ -104,10 +126,13 @@ def decoder_config(config: Mapping[str, Any], path: Path) -> DecoderConfig:
     name, architecture = _architecture(config, path)
     problems: list[str] = []
     fields = Fields({**architecture.defaults, **_without_nulls(config)}, problems)
+    if "sliding_window" in config and config["sliding_window"] is None:  # the one null that is no default
+        fields.values.pop("sliding_window", None)
     hidden = fields.size("hidden_size")
     layers = fields.size("num_hidden_layers", maximum=MAX_LAYERS)
     heads, kv_heads, head_dim = _attention(fields, hidden)
     positions = fields.size("max_position_embeddings")
+    biases = architecture.attention_biases or (fields.flag("attention_bias", False),) * 2
     decoder = DecoderConfig(
         architecture=name,
         dtype=_dtype(fields),
@@ -122,10 +147,11 @@ def decoder_config(config: Mapping[str, Any], path: Path) -> DecoderConfig:
         rms_norm_eps=fields.number("rms_norm_eps"),
         max_position_embeddings=positions,
         tie_word_embeddings=fields.flag("tie_word_embeddings", False),
-        attention_bias=fields.flag("attention_bias", False),
+        attention_bias=biases[0],
+        attention_output_bias=biases[1],
         mlp_bias=fields.flag("mlp_bias", False),
         attention_scale=head_dim**-0.5,
-        layer_windows=_windows(fields, name, layers),
+        layer_windows=_windows(fields, architecture, layers),
         rope=read_rope(fields, positions, "rope_theta" in config),
     )
     _refuse_the_rest(fields, {**NEUTRAL, **architecture.neutral})
@@ -198,17 +224,25 @@ def _activation(fields: Fields, architecture: Architecture) -> str:
     return str(activation)
 
 
-def _windows(fields: Fields, name: str, layers: int) -> tuple[int | None, ...]:
-    """Full attention everywhere; a sliding window that is switched on is refused."""
-    window = fields.get("sliding_window")
-    enabled = fields.flag("use_sliding_window", True)
-    fields.get("max_window_layers")
-    if enabled and window not in (None, 0):
-        fields.problem("sliding_window", f"{shown(window)} is not supported for {name}, expected null")
-    layer_types = fields.get("layer_types")
-    if layer_types is not None and layer_types != ["full_attention"] * layers:
-        fields.problem("layer_types", f"expected full_attention for each of {layers} layers")
-    return (None,) * layers
+def _windows(fields: Fields, architecture: Architecture, layers: int) -> tuple[int | None, ...]:
+    """Each layer's sliding window, None for full attention: by `layer_types`, else from `max_window_layers` on."""
+    window, enabled = fields.get("sliding_window"), fields.flag("use_sliding_window", True)
+    first, kinds = fields.get("max_window_layers") or 0, fields.get("layer_types")
+    if window not in (None, 0) and enabled and not architecture.has_windows:
+        fields.problem(
+            "sliding_window", f"{shown(window)} is not supported for {architecture.model_type}, expected null"
+        )
+    elif window not in (None, 0) and enabled:
+        window = fields.size("sliding_window")
+    else:
+        window = None
+    if kinds is None:
+        kinds = [_SLIDING if window is not None and layer >= first else _FULL for layer in range(layers)]
+    allowed = {_FULL, _SLIDING} if window is not None else {_FULL}
+    if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in allowed for kind in kinds):
+        fields.problem("layer_types", f"expected {' or '.join(sorted(allowed))} for each of {layers} layers")
+        return (None,) * layers
+    return tuple(window if kind == _SLIDING else None for kind in kinds)
 
 
 def _refuse_the_rest(fields: Fields, neutral: Mapping[str, tuple[Any, ...]]) -> None:

@@ -42,6 +42,7 @@ class DecoderConfig:
         architecture: name from config.json, e.g. "LlamaForCausalLM".
         dtype: the checkpoint's dtype, "bfloat16", "float16" or "float32".
         layer_windows: [num_hidden_layers] sliding window of each layer, None is full attention.
+        attention_bias: of queries, keys and values; `attention_output_bias` is of what comes behind attention.
         attention_scale: multiplies q . k.
     """
 
@@ -59,6 +60,7 @@ class DecoderConfig:
     max_position_embeddings: int
     tie_word_embeddings: bool
     attention_bias: bool
+    attention_output_bias: bool
     mlp_bias: bool
     attention_scale: float
     layer_windows: tuple[int | None, ...]

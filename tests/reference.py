@@ -1,13 +1,11 @@
-"""A naive Llama forward pass in NumPy float64: the plain formula, one sequence, no cache.
+"""A naive forward pass of a Llama-like decoder in NumPy float64: the plain formula, one sequence, no cache.
 
 Written from the papers, apart from the engine and from `loader.rope`, so that tests compare
-two implementations. It reproduces the golden files (tests/loader/test_golden.py), whose tiny `llama*`
-models were computed with inverse frequencies rounded to bfloat16: see tests/golden/README.md.
+two implementations. It reproduces the golden files (tests/loader/test_golden.py).
 """
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +13,6 @@ from numpy.typing import NDArray
 from loader.decoder import DecoderConfig, RopeConfig
 from loader.weights import WeightSource
 
-FLOAT64 = np.dtype(np.float64)
 Array = NDArray[np.float64]
 
 
@@ -23,13 +20,8 @@ def reference_logits(
     decoder: DecoderConfig,
     weights: WeightSource,
     token_ids: Sequence[int],
-    frequency_dtype: np.dtype[Any] = FLOAT64,
 ) -> Array:
-    """Logits after each token: [n, vocab_size] float64.
-
-    Args:
-        frequency_dtype: what the inverse frequencies of RoPE are rounded to.
-    """
+    """Logits after each token: [n, vocab_size] float64."""
 
     def get(name: str) -> Array:
         return weights.tensor(name).astype(np.float64)
@@ -41,14 +33,14 @@ def reference_logits(
     def norm(x: Array, name: str) -> Array:
         return x / np.sqrt((x * x).mean(-1, keepdims=True) + decoder.rms_norm_eps) * get(f"{name}.weight")
 
-    speeds = reference_frequencies(decoder.rope, decoder.head_dim).astype(frequency_dtype).astype(np.float64)
+    speeds = reference_frequencies(decoder.rope, decoder.head_dim)
     embedding = weights.tensor("model.embed_tokens.weight")
     x = embedding[list(token_ids)].astype(np.float64)
     for layer in range(decoder.num_hidden_layers):
         prefix = f"model.layers.{layer}"
         y = norm(x, f"{prefix}.input_layernorm")
         q, k, v = (linear(y, f"{prefix}.self_attn.{p}_proj") for p in "qkv")
-        x = x + linear(_attention(decoder, q, k, v, speeds), f"{prefix}.self_attn.o_proj")
+        x = x + linear(_attention(decoder, layer, q, k, v, speeds), f"{prefix}.self_attn.o_proj")
         y = norm(x, f"{prefix}.post_attention_layernorm")
         gate, up = linear(y, f"{prefix}.mlp.gate_proj"), linear(y, f"{prefix}.mlp.up_proj")
         x = x + linear(gate / (1 + np.exp(-gate)) * up, f"{prefix}.mlp.down_proj")
@@ -65,16 +57,17 @@ def reference_greedy(decoder: DecoderConfig, weights: WeightSource, prompt: Sequ
     return ids[len(prompt) :]
 
 
-def _attention(decoder: DecoderConfig, q: Array, k: Array, v: Array, speeds: Array) -> Array:
+def _attention(decoder: DecoderConfig, layer: int, q: Array, k: Array, v: Array, speeds: Array) -> Array:
     n, size = len(q), decoder.head_dim
     q, k, v = (a.reshape(n, -1, size) for a in (q, k, v))
     q, k = _rotate(q, speeds, decoder.rope.attention_factor), _rotate(k, speeds, decoder.rope.attention_factor)
     group = decoder.num_attention_heads // decoder.num_key_value_heads
-    future = np.triu(np.ones((n, n), bool), 1)
+    behind = np.subtract.outer(np.arange(n), np.arange(n))
+    unseen = (behind < 0) | (behind >= (decoder.layer_windows[layer] or n))
     out = np.empty_like(q)
     for head in range(decoder.num_attention_heads):
         scores = q[:, head] @ k[:, head // group].T * decoder.attention_scale
-        scores[future] = -np.inf
+        scores[unseen] = -np.inf
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         out[:, head] = weights / weights.sum(-1, keepdims=True) @ v[:, head // group]
     return out.reshape(n, -1)

@@ -27,11 +27,13 @@ def logits(ops: Ops[Tensor], config: DecoderConfig, hidden: Tensor) -> Tensor:
 
 def _attention(ops: Ops[Tensor], config: DecoderConfig, hidden: Tensor, layer: int, prefix: str) -> Tensor:
     x = ops.rms_norm(hidden, f"{prefix}.input_layernorm.weight", config.rms_norm_eps)
-    names = [f"{prefix}.self_attn.{name}_proj" for name in ("q", "k", "v", "o")]
+    names, output = [f"{prefix}.self_attn.{name}_proj" for name in ("q", "k", "v")], f"{prefix}.self_attn.o_proj"
     biases = [f"{name}.bias" for name in names] if config.attention_bias else []
-    qkv = ops.linear(x, [f"{name}.weight" for name in names[:3]], biases[:3])
+    qkv = ops.linear(x, [f"{name}.weight" for name in names], biases)
     attended = ops.paged_attention(ops.rope_and_cache(qkv, layer), layer)
-    return ops.add_linear(hidden, attended, f"{names[3]}.weight", biases[3:])
+    return ops.add_linear(
+        hidden, attended, f"{output}.weight", [f"{output}.bias"] if config.attention_output_bias else []
+    )
 
 
 def _mlp(ops: Ops[Tensor], config: DecoderConfig, hidden: Tensor, prefix: str) -> Tensor:

@@ -26,7 +26,7 @@ from engine.engine import Engine
 from engine.observe.records import PHASES, IterationRecord
 from loader.decoder import DecoderConfig
 from loader.parameters import parameter_table
-from perf.gpu.golden import BOUND, GOLDEN, NAMES, rounded_frequencies
+from perf.gpu.golden import BOUND, GOLDEN, NAMES
 
 PROMPT_TOKENS = 512
 ROWS = (1, 8, 32, 128)
@@ -55,7 +55,7 @@ def check_golden_ids() -> Cases:
     for name in NAMES:
         golden = np.load(GOLDEN / name / "golden.npz")
         prompts = [golden[f"prompt_{k}"].tolist() for k in range(7)]
-        with rounded_frequencies(), _llm(GOLDEN / name) as llm:
+        with _llm(GOLDEN / name) as llm:
             outputs = llm.generate(
                 [{"prompt_token_ids": ids} for ids in prompts], _greedy(24, logprobs=20), use_tqdm=False
             )

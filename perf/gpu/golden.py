@@ -1,30 +1,21 @@
-"""Golden models on the card: the whole executor against outputs of another implementation, computed in float32.
-
-Their rotary frequencies were rounded to bfloat16 (tests/golden/README.md), so these are too.
-"""
+"""Golden models on the card: the whole executor against outputs of another implementation, computed in float32."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.devices.cuda import buffers
 from engine.devices.cuda.executor import CudaExecutor
 from engine.devices.cuda.registry import KernelRegistry
 from engine.devices.cuda.shape import CudaShape
 from engine.plan import NO_TARGET, PLACEHOLDER, BlockUpdate, RowState, SampleBatch, StepPlan
 from loader.checkpoint import open_checkpoint
-from loader.decoder import RopeConfig
-from loader.rope import inverse_frequencies
 from loader.weights import plan_weights
 
 GOLDEN = Path(__file__).parents[2] / "tests" / "golden"
-NAMES = ("llama", "llama-bias", "llama-mha-tied", "llama-rope-linear", "llama-rope-llama3", "llama-rope-yarn")
+NAMES = tuple(sorted(path.parent.name for path in GOLDEN.glob("*/model.safetensors")))
 
 BOUND = 0.2
 """Largest difference of a logit, as a share of the deviation; the cpu device's bfloat16 reaches 0.08 on `llama`."""
@@ -40,8 +31,7 @@ def check_golden(registry: KernelRegistry, name: str, prompts: int) -> Iterator[
         decoder=checkpoint.decoder, dtype="bfloat16", kv_int8=False, weight_int8=False, num_blocks=64, block_size=16,
         max_model_len=512, max_num_seqs=8, max_num_batched_tokens=512,
     )  # fmt: skip
-    with rounded_frequencies():
-        executor = CudaExecutor(shape, plan_weights(checkpoint.path, checkpoint.decoder), registry)
+    executor = CudaExecutor(shape, plan_weights(checkpoint.path, checkpoint.decoder), registry)
     for k in range(prompts):
         prompt, expected = golden[f"prompt_{k}"], golden[f"logits_{k}"]
         logits, ids = _generate(executor, prompt)
@@ -94,12 +84,3 @@ _GREEDY = RowState(
     row=2, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, choice=0, banned_ids=(), min_position=0,
     num_logprobs=-1, num_prompt_logprobs=0,
 )  # fmt: skip
-
-
-@contextmanager
-def rounded_frequencies() -> Iterator[None]:
-    def rounded(rope: RopeConfig, head_dim: int) -> NDArray[np.float64]:
-        return inverse_frequencies(rope, head_dim).astype(ml_dtypes.bfloat16).astype(np.float64)
-
-    with mock.patch.object(buffers, "inverse_frequencies", rounded):
-        yield

@@ -288,7 +288,8 @@ def test_tiles_of_rows_and_many_logprobs(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_windowed_layers_use_their_own_block_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two KV groups that share page arrays, biases and a head of its own, against the cpu device."""
     decoder = replace(
-        DECODER, layer_windows=(None, 8), attention_bias=True, mlp_bias=True, hidden_size=72, num_attention_heads=6,
+        DECODER, layer_windows=(None, 8), attention_bias=True, attention_output_bias=True, mlp_bias=True,
+        hidden_size=72, num_attention_heads=6,
         num_key_value_heads=2, intermediate_size=88, vocab_size=203,
     )  # fmt: skip
     rng = np.random.default_rng(3)

@@ -30,6 +30,7 @@ TINY = DecoderConfig(
     max_position_embeddings=256,
     tie_word_embeddings=True,
     attention_bias=True,
+    attention_output_bias=True,
     mlp_bias=True,
     attention_scale=24**-0.5,
     layer_windows=(None, None),

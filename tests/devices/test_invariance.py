@@ -18,7 +18,7 @@ from tests.models.numpy_ops import numpy_logits
 
 SEEDED = replace(GREEDY, temperature=0.9, top_k=40, top_p=0.95, seed=1234, num_logprobs=3, num_prompt_logprobs=0)
 WINDOWED = replace(TINY, layer_windows=(4, None))
-UNBIASED = replace(TINY, attention_bias=False, mlp_bias=False)
+UNBIASED = replace(TINY, attention_bias=False, attention_output_bias=False, mlp_bias=False)
 """Without biases gates and ups of int8 are multiplied where they are computed."""
 PROMPT = np.random.default_rng(5).integers(0, TINY.vocab_size, 45)
 OUTPUTS = 8

@@ -194,3 +194,44 @@ def test_everything_wrong_is_listed_at_once() -> None:
         "hidden_size", "vocab_size", "hidden_act", "mystery", "num_key_value_heads"
     }  # fmt: skip
     assert "hidden_size: is missing, expected an integer" in found[0]
+
+
+MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "attention_bias": ...}
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+@pytest.mark.parametrize(
+    ("given", "windows"),
+    [
+        (MISTRAL, (4096, 4096)),  # transformers' default
+        (MISTRAL | {"sliding_window": None}, (None, None)),
+        (MISTRAL | {"sliding_window": 24}, (24, 24)),
+        (QWEN2 | {"sliding_window": 24}, (None, None)),  # off unless it is switched on
+        (QWEN2 | {"sliding_window": 24, "use_sliding_window": True, "max_window_layers": 1}, (None, 24)),
+        (QWEN2 | {"sliding_window": 24, "use_sliding_window": True}, (None, None)),  # from the 28th layer on
+        (QWEN2 | {"sliding_window": 24, "use_sliding_window": True, "layer_types": [SLIDING, FULL]}, (24, None)),
+    ],
+)
+def test_sliding_windows(given: dict[str, Any], windows: tuple[int | None, ...]) -> None:
+    assert decoder(**given).layer_windows == windows
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (MISTRAL | {"sliding_window": -1}, "sliding_window: found -1, expected an integer from 1"),
+        (QWEN2 | {"layer_types": [SLIDING, FULL]}, "layer_types: expected full_attention for each of 2 layers"),
+        (MISTRAL | {"layer_types": [FULL]}, "layer_types: expected full_attention or sliding_attention for each"),
+        (QWEN2 | {"use_sliding_window": "yes"}, "use_sliding_window: found 'yes', expected true or false"),
+        ({"sliding_window": 24}, "sliding_window: 24 is not supported for llama, expected null"),
+    ],
+)
+def test_windows_that_cannot_be(given: dict[str, Any], message: str) -> None:
+    assert any(problem.startswith(message) for problem in problems(**given))
+
+
+def test_which_products_have_biases() -> None:
+    assert (decoder(**QWEN2).attention_bias, decoder(**QWEN2).attention_output_bias) == (True, False)
+    assert (decoder(**MISTRAL).attention_bias, decoder(**MISTRAL).attention_output_bias) == (False, False)
+    assert decoder(attention_bias=True).attention_output_bias

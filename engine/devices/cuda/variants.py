@@ -33,7 +33,7 @@ def model_variants(shape: CudaShape) -> set[Variant]:
 def _products(decoder: DecoderConfig, int8: bool) -> Iterator[tuple[int, Epilogue, bool, bool]]:
     attended = decoder.num_attention_heads * decoder.head_dim
     yield decoder.hidden_size, Epilogue.STORE, decoder.attention_bias, int8
-    yield attended, Epilogue.ADD_F32, decoder.attention_bias, int8
+    yield attended, Epilogue.ADD_F32, decoder.attention_output_bias, int8
     yield decoder.hidden_size, Epilogue.SWIGLU, decoder.mlp_bias, int8
     yield decoder.intermediate_size, Epilogue.ADD_F32, decoder.mlp_bias, int8
     yield decoder.hidden_size, Epilogue.STORE_F32, False, False
