@@ -29,6 +29,8 @@ class Architecture:
         neutral: architecture-specific fields, with the values at which they do nothing.
         has_windows: `sliding_window` and its like are read; else one that is switched on is refused.
         attention_biases: of queries, keys and values, and of the output; None where `attention_bias` says it for both.
+        qk_norm: see DecoderConfig.
+        ignored: fields that mean something only together with others that are refused.
     """
 
     model_type: str
@@ -37,9 +39,14 @@ class Architecture:
     neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     has_windows: bool = False
     attention_biases: tuple[bool, bool] | None = None
+    qk_norm: bool = False
+    ignored: frozenset[str] = frozenset()
 
 
 _COMMON = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": False}
+_QWEN = _COMMON | {
+    "max_position_embeddings": 32768, "sliding_window": 4096, "use_sliding_window": False, "max_window_layers": 28,
+}  # fmt: skip
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     "LlamaForCausalLM": Architecture(
@@ -57,19 +64,37 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         has_windows=True,
         attention_biases=(False, False),
     ),
+    "Phi3ForCausalLM": Architecture(
+        model_type="phi3",
+        activations=("silu",),
+        defaults=_COMMON | {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
+        neutral={"attention_bias": (False,), "mlp_bias": (False,)},
+        has_windows=True,
+        attention_biases=(False, False),
+        ignored=frozenset({"original_max_position_embeddings"}),
+    ),
     "Qwen2ForCausalLM": Architecture(
         model_type="qwen2",
         activations=("silu",),
-        defaults=_COMMON
-        | {
-            "max_position_embeddings": 32768,
-            "sliding_window": 4096,
-            "use_sliding_window": False,
-            "max_window_layers": 28,
-        },
+        defaults=_QWEN,
         neutral={"attention_bias": (True,), "mlp_bias": (False,)},
         has_windows=True,
         attention_biases=(True, False),
+    ),
+    "Qwen3ForCausalLM": Architecture(
+        model_type="qwen3",
+        activations=("silu",),
+        defaults=_QWEN | {"head_dim": 128, "attention_bias": False},
+        neutral={"mlp_bias": (False,)},
+        has_windows=True,
+        qk_norm=True,
+    ),
+    "SmolLM3ForCausalLM": Architecture(
+        model_type="smollm3",
+        activations=("silu",),
+        defaults=_QWEN
+        | {"rope_theta": 2e6, "tie_word_embeddings": True, "attention_bias": False, "no_rope_layer_interval": 4},
+        has_windows=True,
     ),
 }
 
@@ -150,10 +175,13 @@ def decoder_config(config: Mapping[str, Any], path: Path) -> DecoderConfig:
         attention_bias=biases[0],
         attention_output_bias=biases[1],
         mlp_bias=fields.flag("mlp_bias", False),
+        qk_norm=architecture.qk_norm,
         attention_scale=head_dim**-0.5,
         layer_windows=_windows(fields, architecture, layers),
+        rotary_layers=_rotary_layers(fields, architecture, layers),
         rope=read_rope(fields, positions, "rope_theta" in config),
     )
+    fields.used |= architecture.ignored
     _refuse_the_rest(fields, {**NEUTRAL, **architecture.neutral})
     if problems:
         raise CheckpointError(path, problems)
@@ -167,7 +195,8 @@ def _tell_of_defaults(config: Mapping[str, Any], path: Path, decoder: DecoderCon
     if all(each.get("rope_theta") is None for each in spellings):
         logger.warning("%s: rope_theta is missing, %g is taken", path, decoder.rope.theta)
     if config.get("tie_word_embeddings") is None:
-        logger.warning("%s: tie_word_embeddings is missing, false is taken", path)
+        taken = str(decoder.tie_word_embeddings).lower()
+        logger.warning("%s: tie_word_embeddings is missing, %s is taken", path, taken)
 
 
 def _without_nulls(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -243,6 +272,19 @@ def _windows(fields: Fields, architecture: Architecture, layers: int) -> tuple[i
         fields.problem("layer_types", f"expected {' or '.join(sorted(allowed))} for each of {layers} layers")
         return (None,) * layers
     return tuple(window if kind == _SLIDING else None for kind in kinds)
+
+
+def _rotary_layers(fields: Fields, architecture: Architecture, layers: int) -> tuple[bool, ...]:
+    """Layers whose `no_rope_layers` is 1, as SmolLM3 has it, else all but every `no_rope_layer_interval`-th."""
+    if "no_rope_layer_interval" not in architecture.defaults:
+        return (True,) * layers
+    given, interval = fields.get("no_rope_layers"), fields.size("no_rope_layer_interval")
+    if given is None:
+        return tuple((layer + 1) % interval != 0 for layer in range(layers))
+    if not isinstance(given, list) or len(given) != layers or not all(value in (0, 1) for value in given):
+        fields.problem("no_rope_layers", f"expected 0 or 1 for each of {layers} layers")
+        return (True,) * layers
+    return tuple(bool(value) for value in given)
 
 
 def _refuse_the_rest(fields: Fields, neutral: Mapping[str, tuple[Any, ...]]) -> None:

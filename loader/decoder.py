@@ -43,6 +43,8 @@ class DecoderConfig:
         dtype: the checkpoint's dtype, "bfloat16", "float16" or "float32".
         layer_windows: [num_hidden_layers] sliding window of each layer, None is full attention.
         attention_bias: of queries, keys and values; `attention_output_bias` is of what comes behind attention.
+        qk_norm: every head of queries and of keys has an RMSNorm before it is rotated.
+        rotary_layers: [num_hidden_layers] whether queries and keys are rotated there at all.
         attention_scale: multiplies q . k.
     """
 
@@ -62,6 +64,8 @@ class DecoderConfig:
     attention_bias: bool
     attention_output_bias: bool
     mlp_bias: bool
+    qk_norm: bool
     attention_scale: float
     layer_windows: tuple[int | None, ...]
+    rotary_layers: tuple[bool, ...]
     rope: RopeConfig

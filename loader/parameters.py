@@ -29,6 +29,8 @@ def _layer_table(decoder: DecoderConfig) -> dict[str, Shape]:
     table |= _linear("self_attn.q_proj", (queries, hidden), decoder.attention_bias)
     table |= _linear("self_attn.k_proj", (keys, hidden), decoder.attention_bias)
     table |= _linear("self_attn.v_proj", (keys, hidden), decoder.attention_bias)
+    if decoder.qk_norm:
+        table |= {f"self_attn.{name}_norm.weight": (decoder.head_dim,) for name in ("q", "k")}
     table |= _linear("self_attn.o_proj", (hidden, queries), decoder.attention_output_bias)
     table["post_attention_layernorm.weight"] = (hidden,)
     table |= _linear("mlp.gate_proj", (inner, hidden), decoder.mlp_bias)

@@ -38,6 +38,33 @@ _IGNORED = re.compile(r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq|m
 _COMPARE_ROWS = 4096
 
 
+_FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+"""Modules that some files have as one tensor, one behind another."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A tensor of a file, or some of its rows."""
+
+    file: SafetensorsFile
+    name: str
+    rows: slice | None = None
+
+    @property
+    def shape(self) -> Shape:
+        whole = self.file.entries[self.name].shape
+        return whole if self.rows is None else (self.rows.stop - self.rows.start, *whole[1:])
+
+    @property
+    def nbytes(self) -> int:
+        entry = self.file.entries[self.name]
+        return entry.nbytes if self.rows is None else entry.nbytes // entry.shape[0] * self.shape[0]
+
+    def tensor(self) -> NDArray[Any]:
+        whole = self.file.tensor(self.name)
+        return whole if self.rows is None else whole[self.rows]
+
+
 class WeightSource(Protocol):
     """Parameters by canonical name, in the order of the parameter table."""
 
@@ -56,19 +83,19 @@ class WeightSource(Protocol):
 class LoadPlan:
     """A WeightSource over checked safetensors files."""
 
-    _files: Mapping[str, SafetensorsFile]
+    _parts: Mapping[str, _Part]
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(self._files)
+        return tuple(self._parts)
 
     @property
     def nbytes(self) -> int:
-        return sum(file.entries[name].nbytes for name, file in self._files.items())
+        return sum(part.nbytes for part in self._parts.values())
 
     def tensor(self, name: str) -> NDArray[Any]:
         """A view of the memory map, in the file's dtype."""
-        return self._files[name].tensor(name)
+        return self._parts[name].tensor()
 
 
 def plan_weights(path: Path, decoder: DecoderConfig) -> LoadPlan:
@@ -80,22 +107,38 @@ def plan_weights(path: Path, decoder: DecoderConfig) -> LoadPlan:
     """
     if (path / SINGLE_FILE).exists():
         file = open_safetensors(path / SINGLE_FILE)
-        found = dict.fromkeys(file.entries, file)
+        files = dict.fromkeys(file.entries, file)
     elif (path / INDEX_FILE).exists():
-        found = _open_shards(path)
+        files = _open_shards(path)
     else:
         others = sorted(p.name for p in path.iterdir() if p.suffix in (".safetensors", ".bin", ".pth", ".gguf"))
         hint = f"; the folder has {', '.join(others)}" if others else ""
         raise CheckpointError(path, [f"has neither {SINGLE_FILE} nor {INDEX_FILE}{hint}"])
     table = parameter_table(decoder)
+    found = {part: where for name, file in files.items() for part, where in _split(table, _Part(file, name)).items()}
     problems = _table_problems(table, found, decoder.tie_word_embeddings)
     if problems:
         raise CheckpointError(path, problems)
     if decoder.tie_word_embeddings and _HEAD in found:
         _check_tied_head(path, found)
         logger.warning("%s: %s repeats %s, and is not loaded", path, _HEAD, _EMBEDDING)
-    _tell_of_strays(path, {file.path.name for file in found.values()})
+    _tell_of_strays(path, {file.path.name for file in files.values()})
     return LoadPlan({name: found[name] for name in table})
+
+
+def _split(table: Mapping[str, Shape], whole: _Part) -> dict[str, _Part]:
+    """The parameters that a tensor holds, by name: itself, or those it was fused of where their rows add up."""
+    prefix, _, module = whole.name.removesuffix(".weight").rpartition(".")
+    names = [f"{prefix}.{member}.weight" for member in _FUSED.get(module, ())]
+    if whole.name in table or not names or any(name not in table for name in names):
+        return {whole.name: whole}
+    if whole.shape != (sum(table[name][0] for name in names), *table[names[0]][1:]):
+        return {whole.name: whole}  # then it is no parameter of this model, and its parts are missing
+    parts, start = {}, 0
+    for name in names:
+        parts[name] = _Part(whole.file, whole.name, slice(start, start + table[name][0]))
+        start += table[name][0]
+    return parts
 
 
 def _tell_of_strays(path: Path, read: set[str]) -> None:
@@ -134,21 +177,21 @@ def _open_shards(path: Path) -> dict[str, SafetensorsFile]:
     return {name: shards[shard] for name, shard in weight_map.items()}
 
 
-def _table_problems(table: Mapping[str, Shape], found: Mapping[str, SafetensorsFile], tied: bool) -> list[str]:
+def _table_problems(table: Mapping[str, Shape], found: Mapping[str, _Part], tied: bool) -> list[str]:
     problems = []
     for name, shape in table.items():
         if name not in found:
             problems.append(f"{name}: is missing, expected shape {list(shape)}")
-        elif found[name].entries[name].shape != shape:
-            problems.append(f"{name}: expected shape {list(shape)}, found {list(found[name].entries[name].shape)}")
+        elif found[name].shape != shape:
+            problems.append(f"{name}: expected shape {list(shape)}, found {list(found[name].shape)}")
     for name in found:
         if name not in table and not _IGNORED.fullmatch(name) and not (tied and name == _HEAD):
             problems.append(f"{name}: is not a parameter of this model")
     return problems
 
 
-def _check_tied_head(path: Path, found: Mapping[str, SafetensorsFile]) -> None:
-    embedding, head = found[_EMBEDDING].tensor(_EMBEDDING), found[_HEAD].tensor(_HEAD)
+def _check_tied_head(path: Path, found: Mapping[str, _Part]) -> None:
+    embedding, head = found[_EMBEDDING].tensor(), found[_HEAD].tensor()
     blocks = (slice(start, start + _COMPARE_ROWS) for start in range(0, len(embedding), _COMPARE_ROWS))
     if head.shape != embedding.shape or not all(np.array_equal(head[rows], embedding[rows]) for rows in blocks):
         raise CheckpointError(path, [f"{_HEAD}: differs from {_EMBEDDING}, but tie_word_embeddings says they are one"])

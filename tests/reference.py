@@ -40,6 +40,11 @@ def reference_logits(
         prefix = f"model.layers.{layer}"
         y = norm(x, f"{prefix}.input_layernorm")
         q, k, v = (linear(y, f"{prefix}.self_attn.{p}_proj") for p in "qkv")
+        if decoder.qk_norm:
+            q, k = (
+                norm(x.reshape(len(x), -1, decoder.head_dim), f"{prefix}.self_attn.{p}_norm").reshape(len(x), -1)
+                for x, p in ((q, "q"), (k, "k"))
+            )
         x = x + linear(_attention(decoder, layer, q, k, v, speeds), f"{prefix}.self_attn.o_proj")
         y = norm(x, f"{prefix}.post_attention_layernorm")
         gate, up = linear(y, f"{prefix}.mlp.gate_proj"), linear(y, f"{prefix}.mlp.up_proj")
@@ -60,7 +65,8 @@ def reference_greedy(decoder: DecoderConfig, weights: WeightSource, prompt: Sequ
 def _attention(decoder: DecoderConfig, layer: int, q: Array, k: Array, v: Array, speeds: Array) -> Array:
     n, size = len(q), decoder.head_dim
     q, k, v = (a.reshape(n, -1, size) for a in (q, k, v))
-    q, k = _rotate(q, speeds, decoder.rope.attention_factor), _rotate(k, speeds, decoder.rope.attention_factor)
+    if decoder.rotary_layers[layer]:
+        q, k = (_rotate(x, speeds, decoder.rope.attention_factor) for x in (q, k))
     group = decoder.num_attention_heads // decoder.num_key_value_heads
     behind = np.subtract.outer(np.arange(n), np.arange(n))
     unseen = (behind < 0) | (behind >= (decoder.layer_windows[layer] or n))

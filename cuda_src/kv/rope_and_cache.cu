@@ -7,7 +7,8 @@
 //   queries           element [tokens, heads, HEAD_DIM]
 //   keys, values      element or int8 [num_blocks, kv_heads, BLOCK_SIZE, HEAD_DIM]
 //   key_scales, value_scales  float32 [num_blocks, kv_heads, BLOCK_SIZE], unused unless KV_INT8
-//   rope              float32 [max_model_len, HEAD_DIM], a position's HEAD_DIM / 2 cosines, then its sines
+//   rope              float32 [max_model_len, HEAD_DIM], a position's HEAD_DIM / 2 cosines, then its sines;
+//                     null for no rotation
 //   query_norm, key_norm      float32 [HEAD_DIM], unused unless QK_NORM
 //   block_table       int32 [rows, blocks_per_row], of the layer's KV group
 //   token_rows, positions     int32 [tokens]; a token at a negative position is padding and is left out
@@ -129,7 +130,7 @@ rope_and_cache(const element* qkv, element* queries, stored* keys, stored* value
 #if QK_NORM
     head.normalise(is_query ? query_norm : key_norm, eps, lane);
 #endif
-    head.rotate(rope + static_cast<long long>(position) * HEAD_DIM, lane);
+    if (rope) head.rotate(rope + static_cast<long long>(position) * HEAD_DIM, lane);
   }
   if (is_query) {
     head.store(queries + (static_cast<long long>(token) * heads + index) * HEAD_DIM, lane);

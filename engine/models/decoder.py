@@ -30,7 +30,8 @@ def _attention(ops: Ops[Tensor], config: DecoderConfig, hidden: Tensor, layer: i
     names, output = [f"{prefix}.self_attn.{name}_proj" for name in ("q", "k", "v")], f"{prefix}.self_attn.o_proj"
     biases = [f"{name}.bias" for name in names] if config.attention_bias else []
     qkv = ops.linear(x, [f"{name}.weight" for name in names], biases)
-    attended = ops.paged_attention(ops.rope_and_cache(qkv, layer), layer)
+    norms = [f"{prefix}.self_attn.{name}_norm.weight" for name in ("q", "k")] if config.qk_norm else []
+    attended = ops.paged_attention(ops.rope_and_cache(qkv, layer, norms), layer)
     return ops.add_linear(
         hidden, attended, f"{output}.weight", [f"{output}.bias"] if config.attention_output_bias else []
     )

@@ -27,8 +27,11 @@ class Ops(Protocol[Tensor]):
     def add_linear(self, residual: Tensor, x: Tensor, weight: str, biases: Sequence[str] = ()) -> Tensor:
         """residual + linear(x, [weight], biases); consumes `residual`."""
 
-    def rope_and_cache(self, qkv: Tensor, layer: int) -> Tensor:
-        """Rotate queries and keys, write keys and values to the layer's pages; the queries, scaled."""
+    def rope_and_cache(self, qkv: Tensor, layer: int, norms: Sequence[str] = ()) -> Tensor:
+        """Rotate queries and keys, write keys and values to the layer's pages; the queries, scaled.
+
+        `norms`, [head_dim] each, are of an RMSNorm of each query head and of each key head before that.
+        """
 
     def paged_attention(self, queries: Tensor, layer: int) -> Tensor:
         """Causal attention of each row over its sequence's pages, within the layer's window."""

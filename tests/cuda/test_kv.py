@@ -46,14 +46,13 @@ class Step:
         width = (config.heads + 2 * config.kv_heads) * size
         self.qkv = random.standard_normal((len(POSITIONS), width)).astype(config.dtype)
         self.rope = random.standard_normal((64, size)).astype(np.float32)
-        self.norms = tuple(random.standard_normal((2, size)).astype(np.float32)) if norms else None
+        self.norms = tuple(random.standard_normal((2, size)).astype(np.float32)) if norms else ()
         self.queries = poisoned((len(POSITIONS), config.heads * size), config.dtype)
 
     def run(self, registry: CpuRegistry) -> None:
-        norms = None if self.norms is None else (self.norms[0], self.norms[1])
         rope_and_cache(
             registry, self.qkv, self.rope, self.pages, self.table, ROWS, POSITIONS, self.queries, len(POSITIONS),
-            norms=norms, eps=EPS, stream=None,
+            norms=self.norms, eps=EPS, stream=None,
         )  # fmt: skip
 
     def expected(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
@@ -61,7 +60,7 @@ class Step:
         config = self.config
         x = self.qkv.astype(np.float64).reshape(len(POSITIONS), -1, config.head_dim)
         queries, keys, values = np.split(x, [config.heads, config.heads + config.kv_heads], axis=1)
-        if self.norms is not None:
+        if self.norms:
             queries, keys = (_norm(a, w) for a, w in zip((queries, keys), self.norms, strict=True))
         return self._rotate(queries), self._rotate(keys), values
 

@@ -32,8 +32,10 @@ TINY = DecoderConfig(
     attention_bias=True,
     attention_output_bias=True,
     mlp_bias=True,
+    qk_norm=False,
     attention_scale=24**-0.5,
     layer_windows=(None, None),
+    rotary_layers=(True, True),
     rope=RopeConfig(kind="default", theta=10000.0),
 )
 """No width is a multiple of 16, so that every pad and tail is in use."""

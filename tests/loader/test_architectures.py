@@ -235,3 +235,29 @@ def test_which_products_have_biases() -> None:
     assert (decoder(**QWEN2).attention_bias, decoder(**QWEN2).attention_output_bias) == (True, False)
     assert (decoder(**MISTRAL).attention_bias, decoder(**MISTRAL).attention_output_bias) == (False, False)
     assert decoder(attention_bias=True).attention_output_bias
+
+
+QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+PHI3 = {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3"}
+SMOLLM3 = {"architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3"}
+
+
+def test_heads_with_norms() -> None:
+    assert decoder(**QWEN3).qk_norm and not decoder(**QWEN2).qk_norm
+    assert decoder(**QWEN3, attention_bias=True).attention_output_bias
+    assert decoder(**QWEN3, head_dim=...).head_dim == 128  # whatever hidden_size / heads is
+
+
+def test_layers_without_rotation() -> None:
+    assert decoder(**SMOLLM3, no_rope_layers=[1, 0]).rotary_layers == (True, False)
+    four = {"num_hidden_layers": 4}
+    assert decoder(**SMOLLM3, **four).rotary_layers == (True, True, True, False)
+    assert decoder(**SMOLLM3, **four, no_rope_layer_interval=2).rotary_layers == (True, False, True, False)
+    assert problems(**SMOLLM3, no_rope_layers=[1, 2]) == ("no_rope_layers: expected 0 or 1 for each of 2 layers",)
+    assert problems(no_rope_layers=[1, 0])[0].startswith("no_rope_layers: ")  # no field of Llama's
+
+
+def test_phi3_without_longrope() -> None:
+    assert decoder(**PHI3, original_max_position_embeddings=4096).rotary_layers == (True, True)
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "long_factor": [1.0], "short_factor": [1.0]}
+    assert any("longrope" in problem for problem in problems(**PHI3, rope_parameters=rope))

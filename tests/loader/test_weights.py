@@ -220,3 +220,28 @@ def test_dummy_weights_follow_config_and_seed() -> None:
     assert embedding.std() == pytest.approx(0.02, rel=0.02) and abs(embedding.mean()) < 1e-3
     assert source.tensor(EMBED).tobytes() != other.tensor(EMBED).tobytes()
     assert source.tensor(EMBED).tobytes() != source.tensor(HEAD).tobytes()
+
+
+def test_fused_tensors_are_taken_apart(tmp_path: Path) -> None:
+    """Rows of queries, keys and values lie one behind another, as Phi-3 has them; without a copy."""
+
+    def fuse(tensors: dict[str, np.ndarray]) -> None:
+        for layer in range(2):
+            for whole, members in (("self_attn.qkv", "qkv"), ("mlp.gate_up", ("gate", "up"))):
+                room = whole.partition(".")[0]
+                names = [f"model.layers.{layer}.{room}.{member}_proj.weight" for member in members]
+                tensors[f"model.layers.{layer}.{whole}_proj.weight"] = np.concatenate([tensors.pop(n) for n in names])
+
+    folder = edited(LLAMA, tmp_path / "fused", fuse)
+    found, expected = plan(folder), plan(LLAMA)
+    assert found.names == expected.names and found.nbytes == expected.nbytes
+    assert all(found.tensor(name).tobytes() == expected.tensor(name).tobytes() for name in found.names)
+
+    def shorten(tensors: dict[str, np.ndarray]) -> None:
+        fuse(tensors)
+        name = "model.layers.1.self_attn.qkv_proj.weight"
+        tensors[name] = tensors[name][1:]
+
+    told = problems(edited(LLAMA, tmp_path / "short", shorten))
+    assert "model.layers.1.self_attn.qkv_proj.weight: is not a parameter of this model" in told
+    assert sum("is missing" in problem for problem in told) == 3

@@ -49,12 +49,16 @@ class NumpyOps:
         gate, up = np.split(gate_up, 2, axis=-1)
         return gate / (1 + np.exp(-gate)) * up
 
-    def rope_and_cache(self, qkv: Array, layer: int) -> Array:
+    def rope_and_cache(self, qkv: Array, layer: int, norms: Sequence[str] = ()) -> Array:
         config = self.decoder
         heads = qkv.reshape(len(qkv), -1, config.head_dim)
         q, k, v = np.split(heads, [config.num_attention_heads, -config.num_key_value_heads], axis=1)
-        self.cache[layer] = self.rotate(k), v
-        return self.rotate(q) * config.attention_scale
+        if norms:
+            q, k = (self.rms_norm(x, name, config.rms_norm_eps) for x, name in zip((q, k), norms, strict=True))
+        if config.rotary_layers[layer]:
+            q, k = self.rotate(q), self.rotate(k)
+        self.cache[layer] = k, v
+        return q * config.attention_scale
 
     def rotate(self, x: Array) -> Array:
         half = x.shape[-1] // 2

@@ -139,17 +139,18 @@ class Recorder:
         )
         return out
 
-    def rope_and_cache(self, qkv: Value, layer: int) -> Value:
+    def rope_and_cache(self, qkv: Value, layer: int, norms: Sequence[str] = ()) -> Value:
         config, group = self.decoder, self._group(layer)
         queries = self._value(config.num_attention_heads * padded(config.head_dim))
-        scale = _float_bits(config.attention_scale)
+        scale, eps = _float_bits(config.attention_scale), _float_bits(config.rms_norm_eps)
 
         def columns(at: Addresses, buf: Callable[[Value], int]) -> list[int]:
             keys, values, *scales = at.pages(layer)
-            places = [buf(qkv), buf(queries), keys, values, at.angles, at.block_table(group)]
+            angles = at.angles if config.rotary_layers[layer] else 0
+            places = [buf(qkv), buf(queries), keys, values, angles, at.block_table(group)]
             heads = [config.num_attention_heads, config.num_key_value_heads, config.head_dim]
             tail = [self.kv.block_size, self.blocks_per_row, self._page_code, scale]
-            return [*places, at.token_rows, at.positions, *heads, *tail, *scales, *self._strides]
+            return [*places, at.token_rows, at.positions, *heads, *tail, *scales, *self._strides, at.vector(norms), eps]
 
         self._emit(opcodes.ROPE_AND_CACHE, (qkv,), queries, columns)
         return queries

@@ -150,11 +150,14 @@ class _Launching:
     def add_linear(self, residual: Any, x: Any, weight: str, biases: Sequence[str] = ()) -> Any:
         return self._product(x, self.model.parameters.linears[weight], residual, Epilogue.ADD_F32)
 
-    def rope_and_cache(self, qkv: Any, layer: int) -> Any:
+    def rope_and_cache(self, qkv: Any, layer: int, norms: Sequence[str] = ()) -> Any:
         model, buffers, place = self.model, self.model.buffers, self.model.layers[layer]
         tokens = (buffers.token_rows, buffers.positions)
-        args = (qkv, buffers.rope, place.pages, place.block_table, *tokens, buffers.queries, self.rows)
-        kv.rope_and_cache(model.registry, *args, stream=model.stream)
+        rope = buffers.rope if model.shape.decoder.rotary_layers[layer] else None
+        args = (qkv, rope, place.pages, place.block_table, *tokens, buffers.queries, self.rows)
+        weights = tuple(model.parameters.norms[name] for name in norms)
+        eps = model.shape.decoder.rms_norm_eps
+        kv.rope_and_cache(model.registry, *args, norms=weights, eps=eps, stream=model.stream)
         return buffers.queries
 
     def paged_attention(self, queries: Any, layer: int) -> Any:

@@ -18,7 +18,7 @@ class Parameters:
 
     Attributes:
         tables: embedding and head, [vocab, hidden] in the compute dtype.
-        norms: float32 [hidden].
+        norms: float32 [hidden], or [head_dim] of those of heads.
         linears: all products but the head's; gates and ups interleaved.
     """
 
@@ -69,7 +69,9 @@ class _Loading:
     def add_linear(self, residual: None, x: None, weight: str, biases: Sequence[str] = ()) -> None:
         self.linear(x, [weight], biases)
 
-    def rope_and_cache(self, qkv: None, layer: int) -> None: ...
+    def rope_and_cache(self, qkv: None, layer: int, norms: Sequence[str] = ()) -> None:
+        for name in norms:
+            self.rms_norm(None, name, 0.0)
 
     def paged_attention(self, queries: None, layer: int) -> None: ...
 

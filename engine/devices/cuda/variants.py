@@ -23,7 +23,7 @@ def model_variants(shape: CudaShape) -> set[Variant]:
     pages = (dtype, decoder.head_dim, shape.block_size, shape.kv_int8)
     return {
         *attention.variants(*pages),
-        *kv.variants(*pages),
+        *kv.variants(*pages, decoder.qk_norm),
         *gemm.variants(dtype, _products(decoder, shape.weight_int8)),
         *layers.variants(dtype, [decoder.hidden_size]),
         *sampling.variants(),
@@ -43,5 +43,6 @@ def all_variants() -> set[Variant]:
     """All that the tables list, for both element types, of the head and block sizes above."""
     dtypes = (np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16))
     pages = [*product(dtypes, HEAD_DIMS, BLOCK_SIZES, (False, True))]
-    paged = {variant for shape in pages for family in (attention, kv) for variant in family.variants(*shape)}
+    paged = {variant for shape in pages for variant in attention.variants(*shape)}
+    paged |= {variant for shape in pages for qk_norm in (False, True) for variant in kv.variants(*shape, qk_norm)}
     return {*paged, *gemm.all_variants(), *layers.all_variants(), *sampling.variants()}

@@ -19,7 +19,7 @@ of unequal speed share evenly. They are a group of the next product's inputs."""
 STRIP_ROWS = 64
 """Rows whose gates and ups a thread keeps before it multiplies them, 24 KiB."""
 
-COLUMNS = 22
+COLUMNS = 24
 """Width of a program's table: the op's code, its operands, and the address of its function last."""
 
 # Op codes: column 0 of a program's table.

@@ -12,12 +12,14 @@ from engine.devices.cpu.kernels.constants import LANES
 from engine.devices.cpu.kernels.jit import entry, inner
 from engine.devices.cpu.kernels.simd import (
     f32_pointer,
+    fma,
     i8_pointer,
     i32_pointer,
     i64_pointer,
     load,
     pad,
     put,
+    reduce_add,
     splat,
     store,
     store_narrow,
@@ -29,10 +31,11 @@ SMALLEST_NORMAL = np.float32(2.0**-126)
 
 @inner
 def rope_and_cache(op, begin, end):
-    """op: qkv, queries, keys pages, values pages, cosines and sines, block table, token rows, token positions,
-    heads, kv heads, head_dim, block_size, blocks per row, pages (0 float32, 1 bfloat16, 2 and 3 the same rounded to
-    int8), attention scale (float64 bits), scales of keys and of values, bytes from a block to
-    the next and from a head to the next. Queries are bfloat16 where pages are odd."""
+    """op: qkv, queries, keys pages, values pages, cosines and sines (0: no rotation), block table, token rows, token
+    positions, heads, kv heads, head_dim, block_size, blocks per row, pages (0 float32, 1 bfloat16, 2 and 3 the same
+    rounded to int8), attention scale (float64 bits), scales of keys and of values, bytes from a block to the next and
+    from a head to the next, weights of the heads' norms (queries', then keys'; 0 for none), eps (float64 bits).
+    Queries are bfloat16 where pages are odd."""
     qkv, table, token_rows, positions = f32_pointer(op[1]), i32_pointer(op[6]), i32_pointer(op[7]), i32_pointer(op[8])
     heads, kv_heads, size, block_size = op[9], op[10], op[11], op[12]
     scale, stride = np.float32(f64_from_bits(op[15])), pad((heads + 2 * kv_heads) * size)
@@ -41,6 +44,9 @@ def rope_and_cache(op, begin, end):
         block = np.int64(table[token_rows[token] * op[13] + position // block_size])
         x = token * stride
         for head in range(heads + kv_heads):
+            if op[20] != 0:
+                weight = op[20] if head < heads else op[20] + 4 * size
+                _normalise(qkv, x + head * size, weight, size, f64_from_bits(op[21]))
             _rotate(qkv, x + head * size, op[5], position, size, scale if head < heads else np.float32(1.0))
         _copy_queries(op, qkv, x, token)
         for head in range(kv_heads):
@@ -49,8 +55,30 @@ def rope_and_cache(op, begin, end):
 
 
 @inner
+def _normalise(x, first, weights, size, eps):
+    """One head, in place: x / sqrt(mean of squares + eps) * weight."""
+    weight, sums, whole = f32_pointer(weights), splat(np.float32(0.0)), size - size % LANES
+    for i in range(0, whole, LANES):
+        value = load(x, first + i)
+        sums = fma(value, value, sums)
+    total = np.float64(reduce_add(sums))
+    for i in range(whole, size):
+        total += np.float64(x[first + i]) * np.float64(x[first + i])
+    scale = np.float32(1.0 / np.sqrt(total / size + eps))
+    factor = splat(scale)
+    for i in range(0, whole, LANES):
+        store(x, first + i, load(x, first + i) * factor * load(weight, i))
+    for i in range(whole, size):
+        x[first + i] = x[first + i] * scale * weight[i]
+
+
+@inner
 def _rotate(x, first, angles, position, size, scale):
-    """Half-split rotary embedding of one head, in place, times `scale`."""
+    """Half-split rotary embedding of one head, in place, times `scale`; without `angles`, the scale alone."""
+    if angles == 0:
+        for i in range(size):
+            x[first + i] *= scale
+        return
     half = size // 2
     table, cosines = f32_pointer(angles), position * size
     sines, factor = cosines + half, splat(scale)

@@ -83,7 +83,7 @@ def rope_and_cache(
     queries: Any,
     tokens: int,
     *,
-    norms: tuple[Any, Any] | None = None,
+    norms: tuple[Any, ...] = (),
     eps: float = 0.0,
     stream: Any,
 ) -> None:
@@ -91,18 +91,19 @@ def rope_and_cache(
 
     Args:
         qkv: [tokens, (heads + 2 * kv_heads) * head_dim] bf16 or f16.
-        rope: f32 [max_model_len, head_dim], cosines, then sines.
+        rope: f32 [max_model_len, head_dim], cosines, then sines; None for no rotation.
         block_table: i32 [rows, blocks_per_row] of the layer's KV group.
         token_rows, positions: i32 [tokens]; tokens at a negative position are left out.
         queries: [tokens, heads * head_dim], written; not scaled.
-        norms: f32 [head_dim] weights of an RMSNorm of each query head and each key head.
+        norms: f32 [head_dim] weights of an RMSNorm of each query head and each key head; () for none.
     """
     if not tokens:
         return
     heads = qkv.shape[1] // pages.head_dim - 2 * pages.kv_heads
-    kernel = registry.get(_ROPE, "rope_and_cache", pages.defines(qkv.dtype) | {"QK_NORM": int(norms is not None)})
+    kernel = registry.get(_ROPE, "rope_and_cache", pages.defines(qkv.dtype) | {"QK_NORM": int(bool(norms))})
     args = (
-        qkv, queries, *pages.arrays, rope, *(norms or (NULL, NULL)), block_table, token_rows, positions,
+        qkv, queries, *pages.arrays, NULL if rope is None else rope, *(norms or (NULL, NULL)),
+        block_table, token_rows, positions,
         np.int32(tokens), np.int32(heads), np.int32(pages.kv_heads), np.int32(block_table.shape[1]), np.float32(eps),
     )  # fmt: skip
     warps = tokens * (heads + 2 * pages.kv_heads)
