@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from loader.decoder import DecoderConfig
 from loader.errors import CheckpointError, shown
@@ -55,6 +55,13 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         defaults=_COMMON | {"max_position_embeddings": 2048, "attention_bias": False, "mlp_bias": False},
         # SmolLM2's conversion left the last two behind.
         neutral={"rope_interleaved": (False,), "is_llama_config": (True,)},
+    ),
+    "GraniteForCausalLM": Architecture(
+        model_type="granite",
+        activations=("silu",),
+        defaults=_COMMON
+        | {"max_position_embeddings": 2048, "attention_bias": False, "mlp_bias": False, "attention_multiplier": 1.0}
+        | {"residual_multiplier": 1.0, "embedding_multiplier": 1.0, "logits_scaling": 1.0},
     ),
     "MistralForCausalLM": Architecture(
         model_type="mistral",
@@ -157,6 +164,7 @@ def decoder_config(config: Mapping[str, Any], path: Path) -> DecoderConfig:
     layers = fields.size("num_hidden_layers", maximum=MAX_LAYERS)
     heads, kv_heads, head_dim = _attention(fields, hidden)
     positions = fields.size("max_position_embeddings")
+    multipliers = _multipliers(fields, architecture, head_dim)
     biases = architecture.attention_biases or (fields.flag("attention_bias", False),) * 2
     decoder = DecoderConfig(
         architecture=name,
@@ -169,14 +177,16 @@ def decoder_config(config: Mapping[str, Any], path: Path) -> DecoderConfig:
         num_key_value_heads=kv_heads,
         head_dim=head_dim,
         hidden_act=_activation(fields, architecture),
-        rms_norm_eps=fields.number("rms_norm_eps"),
+        rms_norm_eps=fields.number("rms_norm_eps") / multipliers.embedding**2,
         max_position_embeddings=positions,
         tie_word_embeddings=fields.flag("tie_word_embeddings", False),
         attention_bias=biases[0],
         attention_output_bias=biases[1],
         mlp_bias=fields.flag("mlp_bias", False),
         qk_norm=architecture.qk_norm,
-        attention_scale=head_dim**-0.5,
+        attention_scale=multipliers.attention,
+        residual_factor=multipliers.residual / multipliers.embedding,
+        logit_factor=1 / multipliers.logits,
         layer_windows=_windows(fields, architecture, layers),
         rotary_layers=_rotary_layers(fields, architecture, layers),
         rope=read_rope(fields, positions, "rope_theta" in config),
@@ -251,6 +261,22 @@ def _activation(fields: Fields, architecture: Architecture) -> str:
             "hidden_act", f"{shown(activation)} is not supported, expected {' or '.join(architecture.activations)}"
         )
     return str(activation)
+
+
+class _Multipliers(NamedTuple):
+    attention: float
+    residual: float = 1.0
+    embedding: float = 1.0
+    logits: float = 1.0
+
+
+def _multipliers(fields: Fields, architecture: Architecture, head_dim: int) -> _Multipliers:
+    """Granite's four. The engine keeps its residual stream divided by that of the embedding: norms do not see a factor,
+    if their eps is divided by its square, and what is added to the stream is divided by it."""
+    if "residual_multiplier" not in architecture.defaults:
+        return _Multipliers(head_dim**-0.5)
+    names = ("attention_multiplier", "residual_multiplier", "embedding_multiplier", "logits_scaling")
+    return _Multipliers(*(fields.number(name) for name in names))
 
 
 def _windows(fields: Fields, architecture: Architecture, layers: int) -> tuple[int | None, ...]:

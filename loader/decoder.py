@@ -46,6 +46,8 @@ class DecoderConfig:
         qk_norm: every head of queries and of keys has an RMSNorm before it is rotated.
         rotary_layers: [num_hidden_layers] whether queries and keys are rotated there at all.
         attention_scale: multiplies q . k.
+        residual_factor: of what attention and MLP add to the residual stream.
+        logit_factor: of the logits.
     """
 
     architecture: str
@@ -66,6 +68,8 @@ class DecoderConfig:
     mlp_bias: bool
     qk_norm: bool
     attention_scale: float
+    residual_factor: float
+    logit_factor: float
     layer_windows: tuple[int | None, ...]
     rotary_layers: tuple[bool, ...]
     rope: RopeConfig

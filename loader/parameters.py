@@ -21,6 +21,14 @@ def parameter_table(decoder: DecoderConfig) -> dict[str, Shape]:
     return table
 
 
+def parameter_factor(decoder: DecoderConfig, name: str) -> float:
+    """What a parameter is multiplied by when it is read, so that a forward pass needs no factors of its own."""
+    module = name.rsplit(".", 2)[-2]
+    if module in ("o_proj", "down_proj"):
+        return decoder.residual_factor
+    return decoder.logit_factor if name == "model.norm.weight" else 1.0
+
+
 def _layer_table(decoder: DecoderConfig) -> dict[str, Shape]:
     hidden, inner = decoder.hidden_size, decoder.intermediate_size
     queries = decoder.num_attention_heads * decoder.head_dim

@@ -12,7 +12,7 @@ import math
 import re
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from loader.decoder import DecoderConfig
 from loader.errors import CheckpointError, shown
 from loader.fields import read_json_object
-from loader.parameters import Shape, parameter_table
+from loader.parameters import Shape, parameter_factor, parameter_table
 from loader.safetensors import DTYPES, SafetensorsFile, open_safetensors
 
 logger = logging.getLogger(__name__)
@@ -44,11 +44,12 @@ _FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_pro
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A tensor of a file, or some of its rows."""
+    """A tensor of a file, or some of its rows; float32 where it has a factor."""
 
     file: SafetensorsFile
     name: str
     rows: slice | None = None
+    factor: float = 1.0
 
     @property
     def shape(self) -> Shape:
@@ -62,7 +63,8 @@ class _Part:
 
     def tensor(self) -> NDArray[Any]:
         whole = self.file.tensor(self.name)
-        return whole if self.rows is None else whole[self.rows]
+        part = whole if self.rows is None else whole[self.rows]
+        return part if self.factor == 1.0 else part.astype(np.float32) * np.float32(self.factor)
 
 
 class WeightSource(Protocol):
@@ -94,7 +96,7 @@ class LoadPlan:
         return sum(part.nbytes for part in self._parts.values())
 
     def tensor(self, name: str) -> NDArray[Any]:
-        """A view of the memory map, in the file's dtype."""
+        """A view of the memory map, in the file's dtype; with a factor a copy, in float32."""
         return self._parts[name].tensor()
 
 
@@ -123,7 +125,7 @@ def plan_weights(path: Path, decoder: DecoderConfig) -> LoadPlan:
         _check_tied_head(path, found)
         logger.warning("%s: %s repeats %s, and is not loaded", path, _HEAD, _EMBEDDING)
     _tell_of_strays(path, {file.path.name for file in files.values()})
-    return LoadPlan({name: found[name] for name in table})
+    return LoadPlan({name: replace(found[name], factor=parameter_factor(decoder, name)) for name in table})
 
 
 def _split(table: Mapping[str, Shape], whole: _Part) -> dict[str, _Part]:

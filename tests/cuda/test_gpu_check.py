@@ -66,7 +66,7 @@ def test_kernels_and_a_golden_model(monkeypatch: pytest.MonkeyPatch) -> None:
     with gpu(monkeypatch):
         card = CardRegistry(ARCH)
         cases = [*check_rope(card, "bfloat16"), *check_layers(card, "float16")]
-        for name in ("llama-bias", "qwen2", "qwen3", "mistral-window", "phi3", "smollm3"):
+        for name in ("llama-bias", "qwen2", "qwen3", "mistral-window", "phi3", "smollm3", "granite"):
             cases += check_golden(KernelRegistry(ARCH), name, prompts=2)
-    assert len(cases) == 30
+    assert len(cases) == 34
     assert all(error <= 1 for _, error in cases), cases

@@ -34,6 +34,8 @@ TINY = DecoderConfig(
     mlp_bias=True,
     qk_norm=False,
     attention_scale=24**-0.5,
+    residual_factor=1.0,
+    logit_factor=1.0,
     layer_windows=(None, None),
     rotary_layers=(True, True),
     rope=RopeConfig(kind="default", theta=10000.0),
