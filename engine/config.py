@@ -32,7 +32,8 @@ def setting(default: Any, help: str, **bounds: float) -> Any:
 class EngineConfig:
     """Settings of one engine. Raises ConfigError from its constructor, naming the field."""
 
-    model: str = field(metadata={"help": "Folder of a Hugging Face style checkpoint."})
+    model: str = field(metadata={"help": "Folder of a Hugging Face style checkpoint, its name on the hub, or a GGUF."})
+    revision: str | None = setting(None, "Branch, tag or commit of a model on the hub; its main branch if unset.")
     served_model_name: str | None = setting(
         None, "Names clients may use, separated by commas; answers have the first. The folder's name if unset."
     )

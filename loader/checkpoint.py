@@ -75,7 +75,7 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
 
 def _open_folder(path: Path) -> Checkpoint:
     if not path.exists():
-        raise CheckpointError(path, ["no such folder; a model is a folder on this machine, nothing is downloaded"])
+        raise CheckpointError(path, ["no such folder; a model is a folder, a GGUF file, or org/name on the hub"])
     if not path.is_dir():
         raise CheckpointError(path, ["is a file, expected a checkpoint folder (`engine import` makes one of a GGUF)"])
     if not (path / CONFIG_FILE).exists():

@@ -3,7 +3,10 @@
 import click
 
 GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("Model", ("model", "served_model_name", "device", "dtype", "quantization", "load_format", "cpu_threads")),
+    (
+        "Model",
+        ("model", "revision", "served_model_name", "device", "dtype", "quantization", "load_format", "cpu_threads"),
+    ),
     ("Addresses", ("host", "port", "http_port", "no_http", "metrics_port", "otlp_traces_endpoint")),
     (
         "Memory",

@@ -219,6 +219,17 @@ def import_(gguf: Path, folder: Path) -> None:
 
 
 @cli.command()
+@click.argument("name")
+@click.option("--revision", help="Branch, tag or commit; the main branch if not given.")
+@debuggable
+def pull(name: str, revision: str | None) -> None:
+    """Fetch the model NAME, as org/model, from the Hugging Face hub, and print its folder."""
+    from loader.hub import fetch
+
+    click.echo(fetch(name, revision))
+
+
+@cli.command()
 @debuggable
 def version() -> None:
     """Print the version."""

@@ -1,6 +1,7 @@
 """ModelInfo: what is being served, as GetInfo, `/v1/models` and the metrics' labels tell it."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from engine import __version__
 from engine.config import EngineConfig
@@ -34,12 +35,18 @@ class ModelInfo:
         return self.served_model_names[0]
 
 
+def _own_name(model: str) -> str:
+    """A folder's or a file's last part; of what was fetched by name, that name."""
+    path = Path(model)
+    return path.resolve().name if path.is_dir() else path.stem if path.is_file() else model
+
+
 def model_info(config: EngineConfig, checkpoint: Checkpoint, ledger: MemoryLedger, device: DeviceInfo) -> ModelInfo:
     """The facts of an engine that has started."""
     decoder = checkpoint.decoder
     return ModelInfo(
         model=config.model,
-        served_model_names=tuple(config.served_model_names or [checkpoint.path.resolve().name]),
+        served_model_names=tuple(config.served_model_names or [_own_name(config.model)]),
         architecture=decoder.architecture,
         vocab_size=decoder.vocab_size,
         max_model_len=ledger.max_model_len,

@@ -10,6 +10,7 @@ from engine.text.tokenizer import TextTokenizer
 from loader.checkpoint import Checkpoint, open_checkpoint, read_text
 from loader.errors import shown
 from loader.generation import GenerationConfig, read_generation
+from loader.hub import model_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class TextModel:
 
 def open_model(config: EngineConfig) -> TextModel:
     """Read everything but the weights. Raises CheckpointError and ConfigError."""
-    checkpoint = open_checkpoint(Path(config.model))
+    checkpoint = open_checkpoint(model_folder(config.model, config.revision))
     inner = checkpoint.load_tokenizer()
     tokenizer = None if inner is None else TextTokenizer(inner)
     generation = _generation(config, checkpoint)

@@ -11,6 +11,7 @@ from engine.devices.cuda.shape import cuda_shape
 from engine.devices.cuda.variants import all_variants, model_variants
 from engine.errors import ConfigError
 from loader.checkpoint import open_checkpoint
+from loader.hub import model_folder
 
 
 def compile_cubins(archs: Sequence[str], folder: Path, config: EngineConfig | None) -> Iterator[str]:
@@ -37,7 +38,7 @@ def compile_cubins(archs: Sequence[str], folder: Path, config: EngineConfig | No
 def _variants(config: EngineConfig | None) -> set[Variant]:
     if config is None:
         return all_variants()
-    checkpoint = open_checkpoint(Path(config.model))
+    checkpoint = open_checkpoint(model_folder(config.model, config.revision))
     config, decoder = choose_token_budget("cuda", config, checkpoint), checkpoint.decoder
     max_model_len = config.max_model_len or decoder.max_position_embeddings
     return model_variants(cuda_shape(config, decoder, num_blocks=1, max_model_len=max_model_len))
