@@ -36,7 +36,7 @@ def byte_progress(description: str, total: int, show: bool | None = None) -> Ite
         total: bytes in all.
         show: a bar, or nothing at all; None is a bar on a terminal and lines elsewhere.
     """
-    if show is False:
+    if show is False or (show is None and total < 1 << 20):
         yield lambda _: None
         return
     if show is None and not sys.stderr.isatty():
