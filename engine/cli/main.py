@@ -24,6 +24,7 @@ from engine.cli.bench.command import bench
 from engine.cli.compile import compile_kernels
 from engine.cli.debuggable import INTERRUPTED, USAGE, debuggable
 from engine.cli.help_groups import GroupedCommand
+from engine.cli.model.command import inspect, models
 from engine.cli.profile.command import profile
 from engine.cli.sampling_flags import sampling_flags
 from engine.cli.server_flags import Server, to_server
@@ -236,5 +237,5 @@ def version() -> None:
     click.echo(metadata.version("engine-llm"))
 
 
-for command in (bench, compile_kernels, profile):
+for command in (bench, compile_kernels, inspect, models, profile):
     cli.add_command(command)
