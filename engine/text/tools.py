@@ -223,12 +223,13 @@ class _Call:
 
     def _is_call(self, call: object, events: list[ToolEvent]) -> bool:
         """Take a whole object, whose parts came in another order or form, if it is a call."""
-        if not isinstance(call, dict) or str(call.get("name")) not in self._names:
+        name = call.get("name") if isinstance(call, dict) else None
+        if not isinstance(call, dict) or not isinstance(name, str) or name not in self._names:
             return False
         arguments = _arguments(call)
         if arguments is None:
             return False
-        events.append(ToolCallStart(self._index, call["name"]))
+        events.append(ToolCallStart(self._index, name))
         events.append(ToolCallArguments(self._index, json.dumps(arguments, ensure_ascii=False)))
         return True
 

@@ -14,7 +14,7 @@ from engine.text.tools import TextDelta, ToolCallArguments, ToolCallStart, ToolE
 
 TEMPLATES = Path(__file__).parent / "templates"
 
-NAMES = {"get_weather", "clock", "f", "fé"}
+NAMES = {"get_weather", "clock", "f", "fé", "8"}
 WEATHER = '{"name": "get_weather", "arguments": {"city": "Paris", "days": [1, 2]}}'
 CLOCK = '{"name": "clock", "arguments": {}}'
 
@@ -65,7 +65,7 @@ def wrapped(*calls: str) -> str:
         ('<tool_call>{"name": "f", "arguments": {"a": "Par', "", [("f", '{"a": "Par')]),
         # no calls: not a character is lost
         (" <tool_call>\nget_weather\n</tool_call> ", " <tool_call>\nget_weather\n</tool_call> ", []),
-        (wrapped('{"name": 7, "arguments": {}}'), wrapped('{"name": 7, "arguments": {}}'), []),
+        (wrapped('{"name": 8, "arguments": {}}'), wrapped('{"name": 8, "arguments": {}}'), []),
         (wrapped('{"name": "clock"}'), wrapped('{"name": "clock"}'), []),
         (wrapped('{"name": "other", "arguments": {}}'), wrapped('{"name": "other", "arguments": {}}'), []),
         (wrapped('{"name": ["f"], "arguments": {}}'), wrapped('{"name": ["f"], "arguments": {}}'), []),
