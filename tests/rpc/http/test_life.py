@@ -259,7 +259,7 @@ async def test_a_head_that_does_not_come_to_its_end_is_given_up(
             assert (await reader.read()).count(b"200 OK") == num_answers
             writer.close()
         reader, writer = await connected(half)
-        while not reader.at_eof():
+        while not reader.at_eof() and reader.exception() is None:  # a drop may meet a closed socket, which resets
             writer.write(b"h")
             await http.served.client.info()
         writer.close()
